@@ -1,0 +1,18 @@
+"""The commands of `pipeline`, one module each, imported only when asked for.
+
+A command module has two functions: `configure(parser)` adds its arguments, `execute(arguments)` does the work
+and returns an exit code. Nothing is imported at module level that costs time which another command need not pay.
+"""
+
+from __future__ import annotations
+
+# name -> (module below pipeline.commands, one line for `pipeline --help`)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "image": ("image", "build a tuned image of a model, end to end"),
+    "plan": ("plan", "say what would be tuned for a model"),
+    "tune": ("tune", "fill the host's store with a tuned cache, without building the image"),
+    "verify": ("verify", "check a finished image: nothing is tuned again"),
+    "sync": ("sync", "render docker/ and requirements/ from versions.json"),
+    "check": ("check", "prove that every version agrees with versions.json"),
+    "engine": ("engine", "find, start or stop a Docker Engine"),
+}

@@ -1,0 +1,72 @@
+"""The root of every error that a user may see.
+
+A room subclasses one of the families below, once per cause, beside the code that raises it; the message says
+what is wrong, the hint says what to type. Only `pipeline.__main__` and the `__main__` modules of the image
+turn them into exit codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from .exits import Exit
+
+
+class PipelineError(Exception):
+    """An expected failure: one clear line, a hint, an exit code, no traceback.
+
+    `details` are further lines (the last output of a process, each of several findings); `log` is the path of
+    the full log where one exists.
+    """
+
+    exit_code: ClassVar[Exit] = Exit.BUG
+
+    def __init__(self, message: str, *, hint: str = "", details: Sequence[str] = (), log: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details = tuple(details)
+        self.log = log
+
+
+class UsageError(PipelineError):
+    """An argument, a file or a setting is wrong; nothing was started."""
+
+    exit_code = Exit.USAGE
+
+
+class DriftError(PipelineError):
+    """Files that must agree do not."""
+
+    exit_code = Exit.DRIFT
+
+
+class EngineError(PipelineError):
+    """No usable Docker Engine."""
+
+    exit_code = Exit.NO_ENGINE
+
+
+class BuildError(PipelineError):
+    """An image could not be built."""
+
+    exit_code = Exit.BUILD
+
+
+class TuningError(PipelineError):
+    """Tuning failed, hung, or would have ended with a partial result."""
+
+    exit_code = Exit.TUNING
+
+
+class CacheRefused(PipelineError):
+    """A cache must not be baked or used; every reason is among the details."""
+
+    exit_code = Exit.CACHE
+
+
+class PublishError(PipelineError):
+    """A push, attestation or signature failed."""
+
+    exit_code = Exit.PUBLISH

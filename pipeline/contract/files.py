@@ -1,0 +1,39 @@
+"""Writing files whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_whole(path: Path, data: bytes, *, mode: int = 0o644) -> bool:
+    """Write `data` to `path` unless it is there already; return whether anything changed.
+
+    Compare first, then a temporary file in the same directory, fsync, `os.replace`: a reader sees the old file
+    or the new one, and an unchanged file keeps its time, which keeps build caches warm.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if path.read_bytes() == data:
+            return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).chmod(mode)
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            Path(temporary).unlink()
+        raise
+    return True
+
+
+def write_json(path: Path, value: object, *, mode: int = 0o644) -> bool:
+    """Write `value` as indented JSON with a final newline, whole or not at all."""
+    return write_whole(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode=mode)

@@ -1,0 +1,146 @@
+"""manifest.json: what lies beside a cache file and says where it came from.
+
+<root>/<flashinfer-version>/<arch>/<hash>/
+    autotune_configs.json    FlashInfer's own file, as its AutoTuner saved it
+    manifest.json            this
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .errors import CacheRefused
+from .key import Key, make_key
+from .plan import Plan
+from .record import Record
+
+SCHEMA = 1
+
+
+class ManifestInvalid(CacheRefused):
+    """manifest.json is not a manifest of this version."""
+
+
+@dataclass(frozen=True)
+class Covered:
+    """One bucket of one op of the plan, and the entry that answers for it.
+
+    `entry` is the key in FlashInfer's file, `runner` and `tactic` what it holds. Times are in milliseconds, the
+    mean over all ranks, None where FlashInfer does not report them. `candidates` counts the tactics that were
+    timed, `failed` those that no rank may use.
+    """
+
+    op: str
+    bucket: int
+    entry: str
+    runner: str
+    tactic: Any
+    candidates: int
+    failed: int = 0
+    time_ms: float | None = None
+    default_ms: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """One rank of the run that tuned: host name, device as torch names it, GPU name and UUID, its entry count."""
+
+    rank: int
+    host: str
+    device: str
+    gpu: str
+    uuid: str
+    entries: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """Size in bytes and sha256 of one file beside the manifest."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Module:
+    """One compiled JIT module that the plan loads."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The key's inputs in clear, how the ranks agreed, what is covered, and the sha256 of each file."""
+
+    key: str
+    plan: Plan
+    record: Record
+    strategy: str
+    strategy_reason: str
+    ranks: tuple[RankFacts, ...]
+    owners: Mapping[str, tuple[int, ...]]  # only entries that not every rank holds
+    covered: tuple[Covered, ...]
+    files: Mapping[str, FileFacts]
+    started: str  # UTC, ISO 8601
+    ended: str
+    options: Mapping[str, Any] = field(default_factory=dict)  # every tuning option that was in force
+    substitutions: tuple[str, ...] = ()  # what the CPU shim replaced; empty on GPUs
+    blocked: tuple[Mapping[str, Any], ...] = ()  # tactics found wrong or crashing
+    modules: tuple[Module, ...] = ()
+    previous: str = ""  # sha256 of the cache file that the ranks started from
+    notes: tuple[str, ...] = ()
+    provenance: Mapping[str, str] = field(default_factory=dict)  # added by the host: base image, versions.json, …
+
+    def entries_per_op(self) -> dict[str, int]:
+        """How many distinct entries answer for each op of the plan."""
+        found: dict[str, set[str]] = {}
+        for row in self.covered:
+            found.setdefault(row.op, set()).add(row.entry)
+        return {op: len(entries) for op, entries in found.items()}
+
+    def expected_key(self) -> Key:
+        """The key that the inputs in clear give; equal to `key` in a sound manifest."""
+        return make_key(self.plan.digest, self.record)
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest as JSON values."""
+        value = asdict(self)
+        value["plan"] = self.plan.to_json()
+        return {"schema": SCHEMA, **value}
+
+    @staticmethod
+    def from_json(value: object) -> Manifest:
+        """Read a manifest; raise `ManifestInvalid` naming what is wrong."""
+        if not isinstance(value, dict):
+            raise ManifestInvalid("manifest.json is not a JSON object")
+        if value.get("schema") != SCHEMA:
+            raise ManifestInvalid(f"manifest schema {value.get('schema')!r}, this version reads {SCHEMA}")
+        try:
+            return Manifest(
+                key=str(Key.parse(value["key"])),
+                plan=Plan.from_json(value["plan"]),
+                record=Record.from_json(value["record"]),
+                strategy=str(value["strategy"]),
+                strategy_reason=str(value["strategy_reason"]),
+                ranks=tuple(RankFacts(**r) for r in value["ranks"]),
+                owners={str(k): tuple(int(r) for r in v) for k, v in value["owners"].items()},
+                covered=tuple(Covered(**c) for c in value["covered"]),
+                files={str(k): FileFacts(**v) for k, v in value["files"].items()},
+                started=str(value["started"]),
+                ended=str(value["ended"]),
+                options=dict(value.get("options", {})),
+                substitutions=tuple(value.get("substitutions", ())),
+                blocked=tuple(value.get("blocked", ())),
+                modules=tuple(Module(**m) for m in value.get("modules", ())),
+                previous=str(value.get("previous", "")),
+                notes=tuple(value.get("notes", ())),
+                provenance={str(k): str(v) for k, v in value.get("provenance", {}).items()},
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ManifestInvalid(f"manifest.json does not have the shape of a manifest: {error!r}") from error

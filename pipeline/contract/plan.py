@@ -1,0 +1,170 @@
+"""The plan: what will be tuned, for which shapes, on which ranks. Made on the host, read in the image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .digest import sha256_json
+from .errors import UsageError
+
+SCHEMA = 1
+
+
+class PlanInvalid(UsageError):
+    """plan.json does not have the shape of a plan."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a model is spread over ranks: tensor, expert, pipeline and data parallel sizes."""
+
+    tp: int = 1
+    ep: int = 1
+    pp: int = 1
+    dp: int = 1
+
+    @property
+    def world(self) -> int:
+        """The number of ranks. Expert parallelism reuses the tensor and data parallel ranks."""
+        return self.tp * self.pp * self.dp
+
+
+@dataclass(frozen=True)
+class OpPlan:
+    """One op at one set of shapes, over all its buckets.
+
+    `op` names an adapter of `pipeline.tune.ops`. `shape` holds sizes in elements as one rank sees them: for a
+    GEMM `n` and `k` (a row-major activation `[tokens, k]` times a weight `[n, k]` transposed), for MoE layers
+    `experts`, `local_experts`, `hidden`, `intermediate`, `top_k`. `dtypes` maps the adapter's tensor names to
+    torch dtype names. `buckets` are token counts, ascending. `ranks` lists the ranks that hold the op; empty
+    means all. `name` and `layers` are for people and stay out of the digest.
+    """
+
+    name: str
+    op: str
+    shape: Mapping[str, int]
+    dtypes: Mapping[str, str]
+    buckets: tuple[int, ...]
+    backends: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    ranks: tuple[int, ...] = ()
+    layers: int = 1
+
+    def meaning(self) -> dict[str, Any]:
+        """The part of this op that decides what is tuned."""
+        whole = asdict(self)
+        del whole["name"], whole["layers"]
+        whole["ranks"] = sorted(self.ranks)
+        return whole
+
+
+@dataclass(frozen=True)
+class Untuned:
+    """A part of the model that this plan leaves out, and why; never dropped silently."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a tuning run is told. `device` is `cpu` or `cuda`; `arch` FlashInfer's name for it."""
+
+    model: str
+    device: str
+    arch: str
+    flashinfer_version: str
+    layout: Layout
+    ops: tuple[OpPlan, ...]
+    round_up: bool = False
+    skip_ops: tuple[str, ...] = ()
+    seed: int = 0
+    untuned: tuple[Untuned, ...] = ()
+
+    def meaning(self) -> dict[str, Any]:
+        """What the digest covers: ops, shapes, dtypes, buckets, rounding, skip_ops, rank layout."""
+        return {
+            "schema": SCHEMA,
+            "device": self.device,
+            "layout": asdict(self.layout),
+            "ops": sorted((op.meaning() for op in self.ops), key=sha256_json),
+            "round_up": self.round_up,
+            "skip_ops": sorted(self.skip_ops),
+        }
+
+    @property
+    def digest(self) -> str:
+        """sha256 of `meaning()`; the model's name, the seed and the order of ops do not enter."""
+        return sha256_json(self.meaning())
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole plan as JSON values, with its digest."""
+        return {"schema": SCHEMA, "digest": self.digest, **asdict(self)}
+
+    @staticmethod
+    def from_json(value: object) -> Plan:
+        """Read a plan; raise `PlanInvalid` naming the field when it is not one."""
+        return _plan(value)
+
+
+def _need(value: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where: str) -> Any:  # noqa: ANN401 - checked here
+    if name not in value:
+        raise PlanInvalid(f"{where}.{name} is missing", hint="make the plan again with `pipeline plan`")
+    found = value[name]
+    if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
+        raise PlanInvalid(
+            f"{where}.{name} is {type(found).__name__}, not what a plan holds",
+            hint="make the plan again with `pipeline plan`",
+        )
+    return found
+
+
+def _op(value: object, where: str) -> OpPlan:
+    if not isinstance(value, dict):
+        raise PlanInvalid(f"{where} is not an object", hint="make the plan again with `pipeline plan`")
+    buckets = tuple(_need(value, "buckets", (list, tuple), where))
+    if not buckets or any(type(b) is not int or b < 1 for b in buckets) or list(buckets) != sorted(set(buckets)):
+        raise PlanInvalid(f"{where}.buckets must be ascending positive token counts, found {list(buckets)}")
+    return OpPlan(
+        name=_need(value, "name", str, where),
+        op=_need(value, "op", str, where),
+        shape=_need(value, "shape", dict, where),
+        dtypes=_need(value, "dtypes", dict, where),
+        buckets=buckets,
+        backends=tuple(value.get("backends", ())),
+        options=dict(value.get("options", {})),
+        ranks=tuple(value.get("ranks", ())),
+        layers=int(value.get("layers", 1)),
+    )
+
+
+def _plan(value: object) -> Plan:
+    if not isinstance(value, dict):
+        raise PlanInvalid("the plan is not a JSON object", hint="make it with `pipeline plan`")
+    if value.get("schema") != SCHEMA:
+        raise PlanInvalid(
+            f"plan schema {value.get('schema')!r}, this version reads {SCHEMA}",
+            hint="make the plan again with `pipeline plan`",
+        )
+    layout = _need(value, "layout", dict, "$")
+    plan = Plan(
+        model=_need(value, "model", str, "$"),
+        device=_need(value, "device", str, "$"),
+        arch=_need(value, "arch", str, "$"),
+        flashinfer_version=_need(value, "flashinfer_version", str, "$"),
+        layout=Layout(**{name: _need(layout, name, int, "$.layout") for name in ("tp", "ep", "pp", "dp")}),
+        ops=tuple(_op(op, f"$.ops[{i}]") for i, op in enumerate(_need(value, "ops", (list, tuple), "$"))),
+        round_up=bool(_need(value, "round_up", bool, "$")),
+        skip_ops=tuple(value.get("skip_ops", ())),
+        seed=_need(value, "seed", int, "$"),
+        untuned=tuple(Untuned(str(u["name"]), str(u["reason"])) for u in value.get("untuned", ())),
+    )
+    stated = value.get("digest")
+    if stated is not None and stated != plan.digest:
+        raise PlanInvalid(
+            f"plan digest is {plan.digest[:12]}…, the file says {str(stated)[:12]}…: it was edited",
+            hint="make the plan again with `pipeline plan`",
+        )
+    return plan

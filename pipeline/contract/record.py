@@ -1,0 +1,81 @@
+"""The record: the environment that a cache was tuned in, in two halves.
+
+`flashinfer` is FlashInfer's own flat `_metadata` as its AutoTuner collects it (version, CUDA, cuBLAS, cuDNN,
+cuDNN frontend, gpu, and what newer versions add). All of it but `gpu` is the image half. The host half is what
+a start-up check can read without importing torch: GPU names, count and driver.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .errors import CacheRefused
+
+
+class RecordInvalid(CacheRefused):
+    """A record lacks what a key needs."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """The host half: one GPU name per rank in rank order, the driver, and for `cpu-*` the processor.
+
+    `cpu` holds `model`, `flags` (sha256 of the sorted flag list) and `threads` (per rank, as text); empty on GPUs.
+    """
+
+    gpus: tuple[str, ...] = ()
+    driver: str = ""
+    cpu: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Record:
+    """FlashInfer's metadata, the arch as FlashInfer names it, and the host half."""
+
+    flashinfer: Mapping[str, str]
+    arch: str
+    host: Host = field(default_factory=Host)
+    packages: Mapping[str, str] = field(default_factory=dict)  # torch, python …: provenance, not in the key
+
+    def image_half(self) -> dict[str, str]:
+        """What must be equal between the stage that tuned and the finished image."""
+        return {name: value for name, value in self.flashinfer.items() if name != "gpu"}
+
+    def key_inputs(self) -> dict[str, Any]:
+        """What the key's hash covers beside the plan digest.
+
+        The driver and the GPU count stay out: FlashInfer does not compare them, and a driver upgrade must not
+        make a good cache unreachable. For `cpu-*` FlashInfer's fields are all `unknown`, so the processor enters.
+        """
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", self.arch):
+            raise RecordInvalid(
+                f"architecture {self.arch!r} cannot name a cache directory",
+                hint="FlashInfer saw no GPU; set FLASHINFER_CUDA_ARCH_LIST or run where the GPUs are visible",
+            )
+        return {"flashinfer": dict(self.flashinfer), "arch": self.arch, "cpu": dict(self.host.cpu)}
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as JSON values."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: object) -> Record:
+        """Read a record; raise `RecordInvalid` when it is not one."""
+        try:
+            assert isinstance(value, dict)
+            host = value.get("host", {})
+            return Record(
+                flashinfer={str(k): str(v) for k, v in dict(value["flashinfer"]).items()},
+                arch=str(value["arch"]),
+                host=Host(
+                    gpus=tuple(str(g) for g in host.get("gpus", ())),
+                    driver=str(host.get("driver", "")),
+                    cpu={str(k): str(v) for k, v in dict(host.get("cpu", {})).items()},
+                ),
+                packages={str(k): str(v) for k, v in dict(value.get("packages", {})).items()},
+            )
+        except (AssertionError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RecordInvalid(f"not an environment record: {error!r}") from error

@@ -1,0 +1,65 @@
+"""What people see: steps with times, notes and warnings, all on stderr. stdout is data and belongs to commands.
+
+Standard library only, so that the image carries it too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .contract.errors import PipelineError
+
+_COLOURS = {"dim": "2", "red": "31", "green": "32", "yellow": "33", "bold": "1"}
+
+
+def _paint(text: str, colour: str) -> str:
+    if not sys.stderr.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return f"\033[{_COLOURS[colour]}m{text}\033[0m"
+
+
+def _line(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+@contextmanager
+def step(title: str) -> Iterator[None]:
+    """Announce a step, and on leaving it say how long it took or that it failed."""
+    _line(f"{_paint('→', 'bold')} {title}")
+    began = time.monotonic()
+    try:
+        yield
+    except BaseException:
+        _line(f"{_paint('✗', 'red')} {title} {_paint(f'{time.monotonic() - began:.1f}s', 'dim')}")
+        raise
+    _line(f"{_paint('✓', 'green')} {title} {_paint(f'{time.monotonic() - began:.1f}s', 'dim')}")
+
+
+def note(text: str) -> None:
+    """Say something worth knowing."""
+    _line(f"  {text}")
+
+
+def warn(text: str) -> None:
+    """Say something that may be wrong; in GitHub Actions also as an annotation."""
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        _line(f"::warning::{text}")
+    _line(f"{_paint('warning:', 'yellow')} {text}")
+
+
+def fail(error: PipelineError) -> None:
+    """Show an expected failure: details, one clear line, a hint, the log's path."""
+    for detail in error.details:
+        _line(f"    {detail}")
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        _line(f"::error::{error.message}")
+    _line(f"{_paint('error:', 'red')} {error.message}")
+    if error.hint:
+        _line(f"hint: {error.hint}")
+    if error.log:
+        _line(f"log: {error.log}")
