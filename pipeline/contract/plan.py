@@ -39,7 +39,8 @@ class OpPlan:
     GEMM `n` and `k` (a row-major activation `[tokens, k]` times a weight `[n, k]` transposed), for MoE layers
     `experts`, `local_experts`, `hidden`, `intermediate`, `top_k`. `dtypes` maps the adapter's tensor names to
     torch dtype names. `buckets` are token counts, ascending. `ranks` lists the ranks that hold the op; empty
-    means all. `name` and `layers` are for people and stay out of the digest.
+    means all. `name`, `layers` (how many layers of the model run it on each rank that holds it) and `notes` are for
+    people and stay out of the digest.
     """
 
     name: str
@@ -51,11 +52,12 @@ class OpPlan:
     options: Mapping[str, str] = field(default_factory=dict)
     ranks: tuple[int, ...] = ()
     layers: int = 1
+    notes: tuple[str, ...] = ()
 
     def meaning(self) -> dict[str, Any]:
         """The part of this op that decides what is tuned."""
         whole = asdict(self)
-        del whole["name"], whole["layers"]
+        del whole["name"], whole["layers"], whole["notes"]
         whole["ranks"] = sorted(self.ranks)
         return whole
 
@@ -70,7 +72,10 @@ class Untuned:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a tuning run is told. `device` is `cpu` or `cuda`; `arch` FlashInfer's name for it."""
+    """All that a tuning run is told. `device` is `cpu` or `cuda`; `arch` FlashInfer's name for it.
+
+    `notes` are remarks for people about the whole plan, outside the digest like `untuned`.
+    """
 
     model: str
     device: str
@@ -82,6 +87,7 @@ class Plan:
     skip_ops: tuple[str, ...] = ()
     seed: int = 0
     untuned: tuple[Untuned, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def meaning(self) -> dict[str, Any]:
         """What the digest covers: ops, shapes, dtypes, buckets, rounding, skip_ops, rank layout."""
@@ -137,6 +143,7 @@ def _op(value: object, where: str) -> OpPlan:
         options=dict(value.get("options", {})),
         ranks=tuple(value.get("ranks", ())),
         layers=int(value.get("layers", 1)),
+        notes=tuple(str(n) for n in value.get("notes", ())),
     )
 
 
@@ -160,6 +167,7 @@ def _plan(value: object) -> Plan:
         skip_ops=tuple(value.get("skip_ops", ())),
         seed=_need(value, "seed", int, "$"),
         untuned=tuple(Untuned(str(u["name"]), str(u["reason"])) for u in value.get("untuned", ())),
+        notes=tuple(str(n) for n in value.get("notes", ())),
     )
     stated = value.get("digest")
     if stated is not None and stated != plan.digest:
