@@ -1,0 +1,37 @@
+"""`pipeline plan MODEL`: say what would be tuned for a model, and write plan.json."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from pipeline.planning.arguments import add_arguments, plan_from
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `plan`."""
+    add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="plan.json on stdout instead of a table")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write plan.json to FILE as well")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Make the plan and show it."""
+    from pipeline.planning.show import describe
+
+    plan = plan_from(arguments, ROOT)
+    if arguments.out is not None:
+        from pipeline import log
+        from pipeline.contract.errors import UsageError
+        from pipeline.contract.files import write_json
+
+        try:
+            write_json(arguments.out, plan.to_json())
+        except OSError as error:
+            raise UsageError(f"{arguments.out}: {error.strerror}", hint="--out takes a file you may write") from None
+        log.note(f"wrote {arguments.out}")
+    print(json.dumps(plan.to_json(), indent=2) if arguments.json else describe(plan))
+    return 0

@@ -1,0 +1,130 @@
+"""The planning options of the command line, shared by every command that starts from a model.
+
+Numbers arrive as text and are read here, so that all that is wrong is said at once, and so that an option that a
+Makefile passes empty counts as not given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.contract.plan import Layout, Plan
+
+from .buckets import LARGEST
+from .find import ModelUnknown, ModelUnreadable
+from .make import SEED, make_plan
+from .problems import Problems
+
+MOST_RANKS = 1024
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a plan is made for: `cpu` or `cuda`, and the arch as FlashInfer names it (`90a`, `cpu-x86_64`)."""
+
+    device: str
+    arch: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL and every option that shapes a plan."""
+    parser.add_argument("model", metavar="MODEL", help="a bundled model, or a path to a config.json or its folder")
+    group = parser.add_argument_group("plan")
+    for name, metavar, line in (
+        ("tp", "N", "tensor parallel ranks (1)"),
+        ("device", "cpu|cuda", "what to plan for (cuda where --arch names a GPU, else cpu)"),
+        ("arch", "NAME", "the GPU architecture as FlashInfer names it, such as 90a"),
+        ("max-tokens", "N", "the most tokens in one batch (cuda 8192, cpu 128)"),
+        ("buckets", "N,N,…", "token counts to tune instead of FlashInfer's own"),
+        ("skip-ops", "OP,OP,…", "FlashInfer ops to leave untuned, such as fp4_gemm"),
+        ("ops", "OP,OP,…", "plan only these, by adapter (mm_bf16) or product (qkv)"),
+        ("seed", "N", "seed of the random inputs"),
+        ("flashinfer-version", "VERSION", "instead of the one in versions.json"),
+    ):
+        group.add_argument(f"--{name}", metavar=metavar, default="", help=line)
+    group.add_argument("--round-up", action="store_true", help="map a token count up to the next own bucket")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in re.split(r"[,\s]+", text) if word.strip())
+
+
+def _number(text: str, option: str, problems: Problems, *, largest: int, smallest: int = 1) -> int | None:
+    text = text.strip()
+    if not text:
+        return None
+    if not re.fullmatch(r"[+-]?[0-9]{1,12}", text):
+        problems.add(f"{option}={text} is not a whole number", f"{option} takes {smallest} to {largest}")
+        return None
+    if not smallest <= (number := int(text)) <= largest:
+        problems.add(f"{option}={text} is out of range", f"{option} takes {smallest} to {largest}")
+        return None
+    return number
+
+
+def _target(arguments: argparse.Namespace, default: Target | None, problems: Problems) -> Target:
+    cpu = f"cpu-{platform.machine()}"
+    device, arch = arguments.device.strip().lower(), arguments.arch.strip()
+    if device not in ("", "cpu", "cuda"):
+        problems.add(f"--device {device} is neither cpu nor cuda")
+        return Target("cpu", cpu)
+    if not device and not arch and default is not None:
+        return default
+    device = device or ("cpu" if not arch or arch.startswith("cpu") else "cuda")
+    if device == "cpu":
+        if arch and not arch.startswith("cpu-"):
+            problems.add(f"--arch {arch} is no processor", "leave --arch out, or say --device cuda")
+        return Target("cpu", arch or cpu)
+    if not arch and default is not None and default.device == "cuda":
+        return default
+    if not arch:
+        problems.add("--device cuda needs --arch", "--arch 90a is H100 and H200, 100a is B200")
+    return Target("cuda", arch)
+
+
+def _flashinfer(arguments: argparse.Namespace, root: Path) -> str:
+    if arguments.flashinfer_version.strip():
+        return str(arguments.flashinfer_version).strip()
+    from pipeline.versions import load  # not needed where the version is given
+
+    return str(load(root)["FLASHINFER_VERSION"])
+
+
+def plan_from(arguments: argparse.Namespace, root: Path, default: Target | None = None) -> Plan:
+    """Make the plan that the arguments ask for; `default` is what this host would tune on, where that is known.
+
+    `root` is the folder that holds versions.json. Raises `PlanRefused`, `ModelUnknown` or `ModelUnreadable`.
+    """
+    problems = Problems()
+    layout = Layout(tp=_number(arguments.tp, "TP", problems, largest=MOST_RANKS) or 1)
+    target = _target(arguments, default, problems)
+    most = _number(arguments.max_tokens, "--max-tokens", problems, largest=LARGEST)
+    buckets = [_number(word, "--buckets", problems, largest=LARGEST) for word in _words(arguments.buckets)]
+    seed = _number(arguments.seed, "--seed", problems, largest=2**31 - 1, smallest=0)
+    plan = None
+    try:
+        plan = make_plan(
+            arguments.model,
+            layout=layout,
+            device=target.device,
+            arch=target.arch,
+            flashinfer_version=_flashinfer(arguments, root),
+            max_tokens=most,
+            buckets=[b for b in buckets if b is not None] or None,
+            round_up=arguments.round_up,
+            skip_ops=_words(arguments.skip_ops),
+            ops=_words(arguments.ops) or None,
+            seed=SEED if seed is None else seed,
+            problems=problems,
+        )
+    except (ModelUnknown, ModelUnreadable) as error:
+        if not problems.found:
+            raise
+        problems.add(error.message, error.hint)
+    problems.check()
+    assert plan is not None
+    return plan
