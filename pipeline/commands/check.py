@@ -1,0 +1,45 @@
+"""`pipeline check`: prove that every version agrees with versions.json."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from pipeline.contract.exits import Exit
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `pipeline check`."""
+    parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="the tree to check (default: here)")
+    parser.add_argument(
+        "--format", choices=("text", "json", "github"), default="text", help="how findings are printed (default: text)"
+    )
+    parser.add_argument("--fix", action="store_true", help="run `pipeline sync` first")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Print every finding on stdout; 3 where there are any, 2 where versions.json or a template cannot be read."""
+    from pipeline import log
+    from pipeline.versions.check import check
+    from pipeline.versions.findings import render
+    from pipeline.versions.render import TemplatesInvalid, has_templates
+    from pipeline.versions.source import SourceInvalid, load
+
+    try:
+        if arguments.fix and has_templates(arguments.root):
+            from pipeline.versions.sync import sync
+
+            for path in sync(arguments.root, load(arguments.root)):
+                log.note(f"wrote {path}")
+        findings = check(arguments.root)
+    except (SourceInvalid, TemplatesInvalid) as error:
+        sys.stdout.write(render(error.findings, arguments.format))
+        log.note(f"hint: {error.hint}")
+        return int(Exit.USAGE)
+    sys.stdout.write(render(findings, arguments.format))
+    if findings:
+        log.note(f"{len(findings)} finding{'s' * (len(findings) > 1)}")
+        return int(Exit.DRIFT)
+    log.note("every version agrees with versions.json")
+    return int(Exit.OK)

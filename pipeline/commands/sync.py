@@ -1,0 +1,26 @@
+"""`pipeline sync`: render docker/ and requirements/ from versions.json and templates/."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pipeline.contract.exits import Exit
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `pipeline sync`."""
+    parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="the tree to render (default: here)")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Write what changed, whole; print the path of each changed file; delete nothing."""
+    from pipeline import log
+    from pipeline.versions import load
+    from pipeline.versions.sync import sync
+
+    changed = sync(arguments.root, load(arguments.root))
+    for path in changed:
+        print(path)
+    log.note(f"{len(changed)} files changed" if changed else "every rendered file is up to date")
+    return int(Exit.OK)

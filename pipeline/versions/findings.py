@@ -1,0 +1,68 @@
+"""One disagreement, with its place, and the three ways of printing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+FORMATS = ("text", "json", "github")
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """What is wrong and where: `path` relative to the tree's root, line and column from 1 (0: the whole file).
+
+    `rule` names the check that found it; `diff` is a unified diff where one says more than words.
+    """
+
+    path: str
+    line: int
+    column: int
+    message: str
+    rule: str = ""
+    diff: str = ""
+
+    @property
+    def place(self) -> str:
+        """`path:line:column`, as far as known."""
+        return ":".join([self.path, *(str(number) for number in (self.line, self.column) if number)])
+
+    def text(self) -> str:
+        """One line: the place and the message."""
+        return f"{self.place}: {self.message}"
+
+    def github(self) -> str:
+        """One workflow command, which GitHub Actions shows beside the line in a pull request."""
+        where = f"file={_escape(self.path, ':,')}"
+        if self.line:
+            where += f",line={self.line}"
+        if self.column:
+            where += f",col={self.column}"
+        return f"::error {where},title=versions::{_escape(self.message)}"
+
+
+def _escape(text: str, further: str = "") -> str:
+    for character in "%\r\n" + further:
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text
+
+
+def render(findings: Iterable[Finding], how: str) -> str:
+    """All findings in one of `FORMATS`; text ends each finding that has a diff with that diff."""
+    rows = list(findings)
+    if how == "json":
+        import json
+
+        fields = ("path", "line", "column", "rule", "message", "diff")
+        return json.dumps([{name: getattr(row, name) for name in fields} for row in rows], indent=2) + "\n"
+    if how == "github":
+        return "".join(row.github() + "\n" for row in rows)
+    return "".join(row.text() + "\n" + row.diff for row in rows)
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """`; did you mean "…"?` where a known name is close, else nothing."""
+    import difflib
+
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f'; did you mean "{close[0]}"?' if close else ""

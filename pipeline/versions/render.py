@@ -1,0 +1,122 @@
+"""Templates to files: pure, no clock, no environment, no network.
+
+templates/Dockerfile.j2             -> docker/Dockerfile
+templates/requirements/host.txt.j2  -> requirements/host.txt
+templates/_name.j2                  a part that other templates include, rendered to nothing itself
+
+A template directly below templates/ is rendered into docker/, one in a folder into the same folder of the tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.contract.errors import UsageError
+
+from .findings import Finding, near
+from .source import FILE, Versions
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+FOLDER = "templates"
+_END = ".j2"
+
+
+class TemplatesInvalid(UsageError):
+    """A template cannot be rendered; `findings` lists everything that is wrong with all of them."""
+
+    def __init__(self, findings: list[Finding]) -> None:
+        one = len(findings) == 1
+        message = findings[0].text() if one else f"{FOLDER}/ has {len(findings)} errors"
+        details = () if one else tuple(finding.text() for finding in findings)
+        super().__init__(message, hint=f"correct {FOLDER}/ or {FILE}, then run `pipeline sync`", details=details)
+        self.findings = findings
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """Every file that the templates give, by its path in the tree, and where each name stands in the templates."""
+
+    files: dict[str, bytes]
+    uses: dict[str, tuple[tuple[str, int], ...]]  # name -> (template, line), ...
+
+
+def has_templates(root: Path) -> bool:
+    """Whether a tree renders anything; one that does not may still be checked."""
+    return (root / FOLDER).is_dir()
+
+
+def target(template: str) -> str:
+    """The path in the tree that a template (relative to templates/) is rendered to."""
+    path = template.removesuffix(_END)
+    return path if "/" in path else f"docker/{path}"
+
+
+def render(root: Path, versions: Versions) -> Rendered:
+    """Render all templates in memory; raise `TemplatesInvalid` with every problem of every template.
+
+    A variable without a version is an error here; a version that no template uses is one too, since a name that
+    reaches nothing only looks managed.
+    """
+    from jinja2 import FileSystemLoader, StrictUndefined, TemplateError, TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        loader=FileSystemLoader(root / FOLDER),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    findings: list[Finding] = []
+    uses: dict[str, list[tuple[str, int]]] = {}
+    files: dict[str, bytes] = {}
+    for name in sorted(p.relative_to(root / FOLDER).as_posix() for p in (root / FOLDER).rglob(f"*{_END}")):
+        place = f"{FOLDER}/{name}"
+        try:
+            unknown = _names(environment, root, name, versions, uses)
+            findings += [
+                Finding(place, line, 0, f"{word} has no version in {FILE}{near(word, versions)}", "render")
+                for word, line in unknown
+            ]
+            if not unknown and not name.rpartition("/")[2].startswith("_"):
+                files[target(name)] = environment.get_template(name).render(dict(versions)).encode()
+        except TemplateSyntaxError as error:
+            where = f"{FOLDER}/{error.name}" if error.name else place
+            findings.append(Finding(where, error.lineno, 0, f"not a template: {error.message}", "render"))
+        except UnicodeDecodeError:
+            findings.append(Finding(place, 0, 0, "is not UTF-8", "render"))
+        except OSError as error:
+            findings.append(Finding(place, 0, 0, f"cannot be read: {error.strerror}", "render"))
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            findings.append(Finding(place, 0, 0, f"cannot be rendered: {error}", "render"))
+    reached = versions.closure(uses)
+    findings += [
+        Finding(FILE, versions.variables[name].line, 0, f"{name} reaches no template", "render")
+        for name in versions
+        if name not in reached
+    ]
+    if findings:
+        raise TemplatesInvalid(sorted(set(findings)))
+    return Rendered(files, {name: tuple(places) for name, places in uses.items()})
+
+
+def _names(
+    environment: Environment, root: Path, name: str, versions: Versions, uses: dict[str, list[tuple[str, int]]]
+) -> list[tuple[str, int]]:
+    """Add where managed names stand in one template to `uses`; return the `(name, line)` that have no version."""
+    from jinja2 import meta, nodes
+
+    tree = environment.parse((root / FOLDER / name).read_text(encoding="utf-8"), name)
+    outside = meta.find_undeclared_variables(tree)
+    unknown = []
+    for node in tree.find_all(nodes.Name):
+        if node.name in versions:
+            uses.setdefault(node.name, []).append((f"{FOLDER}/{name}", node.lineno))
+        elif node.name in outside and node.name not in environment.globals:
+            unknown.append((node.name, node.lineno))
+    return unknown

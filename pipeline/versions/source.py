@@ -1,0 +1,246 @@
+"""versions.json: the only place where a version is written.
+
+{
+  "variable": {"TORCH_VERSION": {"default": "2.13.0"}, ...},     a buildx bake variable file
+  "relations": {"TORCH_VERSION": {"packages": ["torch"]}, ...}   what a name governs beside its own ARG
+}
+
+`X_VERSION` governs the distribution `x` (underscores become dashes) unless its relation lists others. A value may
+name others, `python:${PYTHON_IMAGE_VERSION}-slim`, as bake itself allows; nothing else in it begins with a `$`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from pipeline.contract.digest import sha256_bytes
+from pipeline.contract.errors import UsageError
+
+from .findings import Finding, near
+from .located_json import Document, Member, Value, parse
+from .relations import SUFFIX, Relation, read_relation
+
+FILE = "versions.json"
+_TOP = ("variable", "relations", "_comment")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f$\\\"'`]|^\s|\s$")
+
+
+class SourceInvalid(UsageError):
+    """versions.json cannot be used; `findings` lists everything that is wrong with it."""
+
+    def __init__(self, findings: list[Finding]) -> None:
+        one = len(findings) == 1
+        message = findings[0].text() if one else f"{FILE} has {len(findings)} errors"
+        details = () if one else tuple(finding.text() for finding in findings)
+        super().__init__(message, hint=f"correct {FILE}, then run `pipeline check`", details=details)
+        self.findings = findings
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One name, its value with references followed and as written, the line of the name, the value's range of
+    characters in the file (quotes included)."""
+
+    name: str
+    value: str
+    raw: str
+    line: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Versions(Mapping[str, str]):
+    """Names and values in the order of the file, what each governs, and the digest (sha256) of the file's bytes."""
+
+    variables: Mapping[str, Variable]
+    relations: Mapping[str, Relation]
+    digest: str
+    text: str = field(repr=False)
+
+    def __getitem__(self, name: str) -> str:
+        return self.variables[name].value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.variables)
+
+    def __len__(self) -> int:
+        return len(self.variables)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def relation(self, name: str) -> Relation:
+        """What a name governs; a name without an entry governs the distribution it is named after."""
+        return self.relations.get(name) or Relation(name)
+
+    def references(self, name: str) -> tuple[str, ...]:
+        """The names that a value is made of."""
+        return tuple(_REFERENCE.findall(self.variables[name].raw))
+
+    def closure(self, names: Iterable[str]) -> set[str]:
+        """Names, and every name that their values are made of or must fit."""
+        found: set[str] = set()
+        todo = [name for name in names if name in self]
+        while todo:
+            name = todo.pop()
+            if name not in found:
+                found.add(name)
+                relation = self.relation(name)
+                ties = (*self.references(name), relation.extends, relation.same_as)
+                todo += [tied for tied in ties if tied in self]
+        return found
+
+    def governors(self) -> Mapping[str, str]:
+        """Canonical distribution name -> the name of the variable that governs it."""
+        found: dict[str, str] = {}
+        for name in self.variables:
+            for package in self.relation(name).governs():
+                found.setdefault(package, name)
+        return found
+
+
+def load(root: Path) -> Versions:
+    """Read `root`/versions.json; raise `SourceInvalid` with every problem in it, each with line and column."""
+    try:
+        data = (root / FILE).read_bytes()
+    except FileNotFoundError:
+        raise SourceInvalid([Finding(FILE, 0, 0, f"there is no {FILE} in {root}", "source")]) from None
+    except OSError as error:
+        raise SourceInvalid([Finding(FILE, 0, 0, f"cannot be read: {error.strerror}", "source")]) from None
+    return read(data)
+
+
+def read(data: bytes) -> Versions:
+    """Read the bytes of a versions.json; raise `SourceInvalid` with every problem."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        column = error.start - (data.rfind(b"\n", 0, error.start) + 1) + 1
+        raise SourceInvalid([Finding(FILE, line, column, "is not UTF-8 from here on", "source")]) from None
+    document = parse(text)
+    variables, relations = _Walk(document).everything()
+    if document.problems:
+        findings = sorted(Finding(FILE, *document.place(at), message, "source") for at, message in document.problems)
+        raise SourceInvalid(findings)
+    return Versions(MappingProxyType(variables), MappingProxyType(relations), sha256_bytes(data), text)
+
+
+class _Walk:
+    """Takes a parsed document apart and adds to its problems."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+
+    def wrong(self, at: int, message: str) -> None:
+        self.document.problems.append((at, message))
+
+    def everything(self) -> tuple[dict[str, Variable], dict[str, Relation]]:
+        top = self.document.value
+        if top is None:
+            return {}, {}
+        if top.members is None:
+            self.wrong(top.start, "the document must be an object")
+            return {}, {}
+        parts: dict[str, Member] = {}
+        for member in top.members:
+            parts.setdefault(member.name, member)
+            if member.name not in _TOP:
+                self.wrong(member.start, f'unknown key "{member.name}"{near(member.name, _TOP)}')
+        if "variable" not in parts:
+            self.wrong(top.start, 'there is no "variable"')
+        variables = self.variables(parts["variable"].value) if "variable" in parts else {}
+        relations = self.relations(parts["relations"].value, variables) if "relations" in parts else {}
+        return variables, relations
+
+    def members(self, value: Value, what: str) -> tuple[Member, ...]:
+        if value.members is None:
+            self.wrong(value.start, f"{what} must be an object")
+            return ()
+        return value.members
+
+    def variables(self, value: Value) -> dict[str, Variable]:
+        found: dict[str, Variable] = {}
+        for member in self.members(value, '"variable"'):
+            if not _NAME.fullmatch(member.name):
+                self.wrong(member.start, f'"{member.name}" is not a name that an ARG can have')
+            default = self.default(member)
+            if default is not None and member.name not in found:
+                line, _ = self.document.place(member.start)
+                raw = str(default.data)
+                found[member.name] = Variable(member.name, raw, raw, line, default.start, default.end)
+        return {name: self.expanded(variable, found, ()) for name, variable in found.items()}
+
+    def expanded(self, variable: Variable, known: Mapping[str, Variable], above: tuple[str, ...]) -> Variable:
+        """A variable with the names in its value followed; a name that is unknown or leads back is a problem."""
+
+        def follow(match: re.Match[str]) -> str:
+            name = match[1]
+            if name in known and name not in (*above, variable.name):
+                return self.expanded(known[name], known, (*above, variable.name)).value
+            if not above:
+                why = f"which has no version{near(name, known)}" if name not in known else "which leads back to it"
+                self.wrong(variable.start, f'"{variable.name}" names ${{{name}}}, {why}')
+            return match[0]
+
+        return replace(variable, value=_REFERENCE.sub(follow, variable.raw))
+
+    def default(self, member: Member) -> Value | None:
+        found = None
+        for entry in self.members(member.value, f'"{member.name}"'):
+            if entry.name != "default":
+                self.wrong(
+                    entry.start, f'unknown key "{entry.name}" in "{member.name}"{near(entry.name, ("default",))}'
+                )
+            elif not isinstance(entry.value.data, str):
+                self.wrong(entry.value.start, f'the value of "{member.name}" must be a string in double quotes')
+            elif not entry.value.data:
+                self.wrong(entry.value.start, f'the value of "{member.name}" is empty')
+            elif _UNSAFE.search(_REFERENCE.sub("", entry.value.data)):
+                self.wrong(
+                    entry.value.start, f'the value of "{member.name}" has a quote, $, \\, a control or an outer space'
+                )
+            else:
+                found = found or entry.value
+        if member.value.members is not None and not any(e.name == "default" for e in member.value.members):
+            self.wrong(member.start, f'"{member.name}" has no "default"')
+        return found
+
+    def relations(self, value: Value, variables: Mapping[str, Variable]) -> dict[str, Relation]:
+        found: dict[str, Relation] = {}
+        for member in self.members(value, '"relations"'):
+            if member.name not in variables:
+                self.wrong(
+                    member.start, f'relation of "{member.name}", which has no version{near(member.name, variables)}'
+                )
+            relation = read_relation(member.name, self.members(member.value, f'"{member.name}"'), self.wrong)
+            found.setdefault(member.name, relation)
+            variable = variables.get(member.name)
+            if variable is not None and (relation.packages or relation.local_label):
+                self.pep440(variable, "it governs packages" if relation.packages else "a label is made of it")
+        taken: dict[str, str] = {}
+        for name, relation in found.items():
+            for package in relation.packages or ():
+                if package in taken and taken[package] != name:
+                    at = next(m.start for m in self.members(value, "") if m.name == name)
+                    self.wrong(at, f'"{package}" is governed by both "{taken[package]}" and "{name}"')
+                taken.setdefault(package, name)
+        return found
+
+    def pep440(self, variable: Variable, why: str) -> None:
+        from packaging.version import InvalidVersion, Version
+
+        try:
+            Version(variable.value)
+        except InvalidVersion:
+            self.wrong(variable.start, f'"{variable.value}" of "{variable.name}" is not a version (PEP 440), and {why}')
+
+
+__all__ = ["FILE", "SUFFIX", "SourceInvalid", "Variable", "Versions", "load", "read"]
