@@ -1,0 +1,70 @@
+"""The private engine's bridge: its own, because docker0 may belong to another engine on the same machine.
+
+(dockerd with `bridge: none` deletes docker0, and two engines on one bridge hand out the same addresses.)
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import log
+from ..run import ProcessFailed, run
+from .leftovers import PROC, command_line
+
+
+@dataclass(frozen=True)
+class Network:
+    """How containers and build steps of the engine get a network."""
+
+    bridge: str  # name of the bridge, empty for none
+    nat: bool  # whether iptables lets them out
+
+    def settings(self) -> dict[str, Any]:
+        """dockerd's settings for this."""
+        return {"bridge": self.bridge or "none", "iptables": self.nat, "ip6tables": False}
+
+
+NO_NETWORK = Network("", nat=False)
+
+
+def _tries(command: list[str]) -> bool:
+    if shutil.which(command[0]) is None:
+        return False
+    try:
+        run(command, capture=True, timeout=30)
+    except ProcessFailed:
+        return False
+    return True
+
+
+def _another_engine() -> bool:
+    """Whether another dockerd runs here: a second one that uses iptables would empty its chains on start."""
+    for entry in PROC.iterdir():
+        if entry.name.isdecimal():
+            words = command_line(int(entry.name))
+            if words and Path(words[0]).name == "dockerd":
+                return True
+    return False
+
+
+def prepare(bridge: str) -> Network:
+    """Make the bridge and say what it can do; with less than the usual, warn."""
+    if not (Path("/sys/class/net") / bridge).exists() and not _tries(["ip", "link", "add", bridge, "type", "bridge"]):
+        log.warn("this host makes no network bridge: build steps and containers have no network")
+        return NO_NETWORK
+    if _another_engine():
+        log.note("another dockerd runs here: containers of the private engine reach this host only")
+        return Network(bridge, nat=False)
+    if not _tries(["iptables", "--wait", "--table", "nat", "--list-rules"]):
+        log.warn("iptables does not work here: containers of the private engine reach this host only")
+        return Network(bridge, nat=False)
+    return Network(bridge, nat=True)
+
+
+def remove(bridge: str) -> None:
+    """Take the bridge away, if it is there."""
+    if (Path("/sys/class/net") / bridge).exists():
+        _tries(["ip", "link", "delete", bridge])

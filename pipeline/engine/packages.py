@@ -1,0 +1,158 @@
+"""Installing Debian's packages of the engine, as root, without starting any service.
+
+Debian 12's own docker.io (20.10) is too old for named build contexts, so there Debian 13's comes through a source
+of its own. That suite has priority 100 (never chosen by itself), the four packages below 500: nothing else of
+the host moves, not even libc. The mirror is the one in the host's own sources.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .. import log
+from ..contract.files import write_whole
+from ..run import ProcessFailed, run
+from . import apt
+from .errors import InstallFailed
+from .osrelease import System
+
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+NEWER = "trixie"
+PINNED = ("docker.io", "docker-cli", "docker-buildx", "containerd")
+# What dockerd calls but Debian only recommends, or what a bare container image of Debian lacks.
+HELPERS = ("iptables", "iproute2", "ca-certificates")
+DEBIAN = (*PINNED, *HELPERS)
+UBUNTU = ("docker.io", "docker-buildx", *HELPERS)  # docker.io carries the CLI there; untested
+OWN = "tuned-image-pipeline"
+POLICY = Path("/usr/sbin/policy-rc.d")
+_DENIED = 101  # what policy-rc.d answers to forbid an action
+_OLDEST_DEBIAN = 12
+_TIMEOUT = 900.0
+
+
+def supported(system: System) -> bool:
+    """Whether `install` knows this system."""
+    if system.id == "debian":
+        return system.major is None or system.major >= _OLDEST_DEBIAN
+    return system.id == "ubuntu"
+
+
+def names(system: System) -> tuple[str, ...]:
+    """The packages of the engine on this system."""
+    return UBUNTU if system.id == "ubuntu" else DEBIAN
+
+
+def source_text(host: tuple[apt.Source, ...], codename: str) -> str:
+    """The deb822 source for the newer suite; raise `InstallFailed` when the host names no mirror of its own suite."""
+    main = apt.mirrors(host, codename)
+    if not main:
+        raise InstallFailed(
+            f"apt's sources name no mirror for {codename} main",
+            hint=f"add Debian's {codename} source to /etc/apt/sources.list.d, then `pipeline engine up`",
+        )
+    security = apt.mirrors(host, f"{codename}-security")
+    stanzas = [(main, f"{NEWER} {NEWER}-updates"), *([(security, f"{NEWER}-security")] if security else [])]
+    return "\n".join(
+        f"Types: deb\nURIs: {' '.join(uris)}\nSuites: {suites}\nComponents: main\nSigned-By: {KEYRING}\n"
+        for uris, suites in stanzas
+    )
+
+
+def pin_text() -> str:
+    """The preferences that keep the newer suite away from everything but the engine's packages."""
+    return (
+        f"Package: *\nPin: release n={NEWER}*\nPin-Priority: 100\n\n"
+        f"Package: {' '.join(PINNED)}\nPin: release n={NEWER}*\nPin-Priority: 500\n"
+    )
+
+
+def add_newer_suite(root: Path = apt.APT, codename: str = "bookworm") -> None:
+    """Write the source and its pin, each whole; the pin first, so that the source is never there without it."""
+    if root == apt.APT and not KEYRING.is_file():
+        raise InstallFailed(f"{KEYRING} is missing", hint="apt-get install debian-archive-keyring")
+    own = root / "sources.list.d" / f"{OWN}.sources"
+    others = tuple(s for s in apt.host_sources(root) if not s.suite.startswith(NEWER))
+    write_whole(root / "preferences.d" / OWN, pin_text().encode())
+    write_whole(own, source_text(others, codename).encode())
+
+
+def _forbids(policy: Path) -> bool:
+    """Whether an existing policy-rc.d already forbids starting docker."""
+    return os.access(policy, os.X_OK) and (
+        run([str(policy), "docker", "start"], accept=range(256), timeout=30).status == _DENIED
+    )
+
+
+@contextmanager
+def no_service_starts(policy: Path = POLICY) -> Iterator[None]:
+    """Keep package scripts from starting docker or containerd while inside.
+
+    Debian's hook for this is policy-rc.d. An existing one that allows is moved aside and asked for every
+    other service; should we be killed in between, what stays behind forbids no other service and the next
+    run puts the old one back.
+    """
+    aside = policy.with_name(f"{policy.name}.{OWN}")
+    if aside.exists():
+        aside.replace(policy)
+    if policy.exists() and _forbids(policy) and OWN not in policy.read_text(errors="replace"):
+        yield
+        return
+    if policy.exists() and OWN not in policy.read_text(errors="replace"):
+        policy.replace(aside)
+    text = (
+        f"#!/bin/sh\n# written by {OWN} while it installs a Docker Engine\n"
+        f'case "$1" in docker*|containerd*) exit {_DENIED} ;; esac\n'
+        f'[ ! -x {aside} ] || exec {aside} "$@"\nexit 0\n'
+    )
+    write_whole(policy, text.encode(), mode=0o755)
+    try:
+        yield
+    finally:
+        if aside.exists():
+            aside.replace(policy)
+        else:
+            policy.unlink(missing_ok=True)
+
+
+def _apt_get(words: list[str], log_file: Path) -> None:
+    env = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
+    run(["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", *words], env=env, log=log_file, timeout=_TIMEOUT)
+
+
+def install(system: System, packages: tuple[str, ...], log_file: Path) -> None:
+    """Install `packages` (of this system, see `names`); raise `InstallFailed` with apt's last lines."""
+    if system.id == "ubuntu":
+        log.warn("installing on Ubuntu is untested")
+    ours = shutil.which("dockerd") is None  # else somebody wanted that service: leave it as it is
+    with log.step(f"installing {', '.join(packages)} with apt (log: {log_file})"):
+        try:
+            if system.id == "debian" and system.major == _OLDEST_DEBIAN:
+                add_newer_suite(codename=system.codename or "bookworm")
+            # A broken third-party source must not stop us: whether our packages are there shows in the next step.
+            with contextlib.suppress(ProcessFailed):
+                _apt_get(["update"], log_file)
+            with no_service_starts():
+                _apt_get(["install", "-y", "--no-install-recommends", *packages], log_file)
+        except ProcessFailed as error:
+            raise InstallFailed(
+                f"apt could not install the engine: {error.message}",
+                hint=f"apt-get update && apt-get install {' '.join(packages)}",
+                details=error.details,
+                log=str(log_file),
+            ) from error
+        if ours:
+            _disable_services(log_file)
+
+
+def _disable_services(log_file: Path) -> None:
+    """Keep a service that we did not want running from coming up at the next boot; the private engine needs none."""
+    if shutil.which("systemctl") is None:
+        return
+    units = ["docker.service", "docker.socket", "containerd.service"]
+    # Without a running systemd this only removes links; where it fails nothing was enabled.
+    run(["systemctl", "disable", *units], log=log_file, accept=range(256), timeout=60)

@@ -1,0 +1,176 @@
+"""A Docker Engine of our own: start, stop, and put right what a killed one left. Needs root.
+
+containerd is started beside dockerd instead of by it: dockerd would otherwise use the machine's own containerd
+as soon as its socket exists, alive or not. Both are detached by start-stop-daemon, so that they outlive us and
+hold none of our pipes. Callers hold `lock.locked(places.lock)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import time
+from collections import deque
+from pathlib import Path
+
+from .. import log
+from ..contract.files import write_json, write_whole
+from ..run import ProcessFailed, clean_environment, run
+from . import leftovers, network, wire
+from .errors import EngineSilent, StartFailed, StopFailed
+from .places import Places
+
+STORES = ("classic", "containerd")
+_START = 60.0  # s; a data root with many images takes seconds
+_STOP = 30.0  # s; dockerd itself gives containers 15 s
+_ROTATE = 16 << 20  # bytes
+
+
+def running_pid(at: Places) -> int | None:
+    """dockerd's process id, None when it does not run (a stale pid file counts as not running)."""
+    pid = leftovers.read_pid(at.pid_file)
+    return pid if pid is not None and leftovers.is_running(pid, "dockerd", str(at.config)) else None
+
+
+def containerd_pid(at: Places) -> int | None:
+    """containerd's process id, None when it does not run."""
+    pid = leftovers.read_pid(at.containerd_pid_file)
+    return pid if pid is not None and leftovers.is_running(pid, "containerd", str(at.containerd_config)) else None
+
+
+def store(at: Places) -> str:
+    """The image store that this engine was last started with; `classic` before the first start."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        features = json.loads(at.config.read_text(encoding="utf-8")).get("features", {})
+        return "containerd" if features.get("containerd-snapshotter") else "classic"
+    return "classic"
+
+
+def answers(at: Places, timeout: float = 2.0) -> bool:
+    """Whether this engine answers a ping."""
+    try:
+        wire.ping(wire.Address(at.host, "unix", path=str(at.socket)), timeout=timeout)
+    except OSError:
+        return False
+    return True
+
+
+def start(at: Places, image_store: str) -> None:
+    """Start containerd and dockerd and wait until the engine answers.
+
+    Raises `EngineSilent` when a dockerd of ours runs but does not answer, `StartFailed` with the last lines of
+    the log when it does not come up; then nothing is left running.
+    """
+    pid = running_pid(at)
+    if pid is not None:
+        if answers(at, timeout=15.0) and containerd_pid(at) is not None:
+            return
+        raise EngineSilent(
+            f"the private engine (process {pid}) runs but does not answer",
+            hint="pipeline engine down && pipeline engine up",
+            log=str(at.log),
+        )
+    sweep(at)
+    for folder in (at.root, at.data, at.containerd_root, at.run):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o710 if folder == at.data else 0o700)
+    try:
+        _start_containerd(at)
+        _start_dockerd(at, image_store, network.prepare(at.bridge))
+    except BaseException:
+        stop(at, patience=5.0)
+        raise
+
+
+def _start_containerd(at: Places) -> None:
+    text = (
+        "version = 2\n"
+        f"root = {json.dumps(str(at.containerd_root))}\nstate = {json.dumps(str(at.run / 'containerd'))}\n"
+        'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
+        f"[grpc]\naddress = {json.dumps(str(at.containerd_socket))}\n"
+    )
+    write_whole(at.containerd_config, text.encode())
+    _detach("containerd", ["--config", str(at.containerd_config)], at.containerd_log, at.containerd_pid_file)
+    deadline = time.monotonic() + _START
+    while not at.containerd_socket.is_socket():
+        if containerd_pid(at) is None or time.monotonic() >= deadline:
+            raise StartFailed("containerd did not come up", details=_tail(at.containerd_log), log=str(at.containerd_log))
+        time.sleep(0.02)
+
+
+def _start_dockerd(at: Places, image_store: str, net: network.Network) -> None:
+    settings = {
+        "data-root": str(at.data),
+        "exec-root": str(at.run / "exec"),
+        "pidfile": str(at.run / "exec.pid"),  # unset, it would be /var/run/docker.pid
+        "hosts": [at.host],
+        "containerd": str(at.containerd_socket),
+        "features": {"cdi": True, "containerd-snapshotter": image_store == "containerd"},
+        **net.settings(),
+    }
+    write_json(at.config, settings)
+    _detach("dockerd", ["--config-file", str(at.config)], at.log, at.pid_file)
+    deadline = time.monotonic() + _START
+    while not answers(at):
+        gone = running_pid(at) is None
+        if gone or time.monotonic() >= deadline:
+            what = "ended at once" if gone else f"did not answer within {_START:.0f} s"
+            raise StartFailed(f"dockerd {what}", details=_tail(at.log), log=str(at.log))
+        time.sleep(0.05)
+    log.note(f"private engine started: DOCKER_HOST={at.host} (log: {at.log})")
+
+
+def _detach(program: str, words: list[str], output: Path, pid_file: Path) -> None:
+    """Start a program in a session of its own, its output in a log file, and return."""
+    if output.is_file() and output.stat().st_size > _ROTATE:
+        output.replace(output.with_suffix(".log.1"))
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+    found = shutil.which(program, path=path)
+    if found is None:
+        raise StartFailed(f"{program} was not found", hint="pipeline engine up")
+    command = [
+        "start-stop-daemon", "--start", "--background", "--make-pidfile", "--pidfile", str(pid_file),
+        "--output", str(output), "--startas", found, "--", *words,
+    ]  # fmt: skip
+    try:
+        # containerd and dockerd look for shims, runc and iptables on PATH, which may lack /usr/sbin for a user of su.
+        run(command, env={**clean_environment(), "PATH": path}, cwd=Path("/"), timeout=30)
+    except ProcessFailed as error:
+        raise StartFailed(f"{program} could not be started: {error.message}", details=error.details) from error
+
+
+def _tail(path: Path, lines: int = 20) -> tuple[str, ...]:
+    with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as stream:
+        return tuple(line.rstrip("\n") for line in deque(stream, maxlen=lines))
+    return ()
+
+
+def stop(at: Places, patience: float = _STOP) -> bool:
+    """Stop the engine and leave no process, mount, bridge or socket; return whether anything was running.
+
+    Raises `StopFailed` when a process survives SIGKILL (it hangs in the kernel).
+    """
+    was = False
+    for pid in (running_pid(at), containerd_pid(at)):
+        if pid is not None:
+            was = True
+            if leftovers.end([pid], signal.SIGTERM, patience):
+                log.warn(f"process {pid} did not end within {patience:.0f} s: ending it")
+                leftovers.end([pid], signal.SIGKILL, 10.0)
+    return sweep(at) or was
+
+
+def sweep(at: Places) -> bool:
+    """Remove what a killed engine left; return whether any process was among it."""
+    folders = (at.root, at.run)
+    found = leftovers.processes(folders)
+    left = leftovers.end(found, signal.SIGKILL, 10.0)
+    if left:
+        raise StopFailed(f"process {left[0]} of the private engine cannot be ended", log=str(at.log))
+    leftovers.unmount(folders)
+    network.remove(at.bridge)
+    shutil.rmtree(at.run, ignore_errors=True)
+    return bool(found)
