@@ -1,0 +1,76 @@
+# The front door. `make help` lists the targets and variables; each target is one command of `pipeline`.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+TUNE_VENV := .venv-tune
+PIPELINE = $(VENV)/bin/python -m pipeline
+
+MODEL ?=
+TP ?= 1
+
+# Options that are handed on only when the variable is set.
+PLAN_OPTIONS = --tp "$(TP)" $(if $(DEVICE),--device "$(DEVICE)") $(if $(MAX_TOKENS),--max-tokens "$(MAX_TOKENS)")
+IMAGE_OPTIONS = $(PLAN_OPTIONS) $(if $(BASE_IMAGE),--base-image "$(BASE_IMAGE)") $(if $(IMAGE),--image "$(IMAGE)") \
+  $(if $(filter-out 0,$(RETUNE)),--retune) $(if $(PREVIOUS),--previous "$(PREVIOUS)") \
+  $(if $(TIMEOUT),--timeout "$(TIMEOUT)") $(if $(STORE),--store "$(STORE)")
+
+.PHONY: help image plan verify sync check engine test test-unit test-engine lint bench clean
+
+help: ## list targets and variables
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  variables: MODEL TP DEVICE MAX_TOKENS BASE_IMAGE IMAGE RETUNE PREVIOUS TIMEOUT STORE (README: Make variables)"
+
+$(VENV)/ready: requirements/host.txt requirements/dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { .ci/python-venv && $(PYTHON) -m venv $(VENV); }
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements/host.txt --requirement requirements/dev.txt
+	@touch $@
+
+# torch and FlashInfer for the tests that drive the real AutoTuner outside a container.
+$(TUNE_VENV)/ready: requirements/image-cpu.txt $(VENV)/ready
+	@$(PYTHON) -m venv $(TUNE_VENV)
+	@$(TUNE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements/image-cpu.txt
+	@touch $@
+
+image: $(VENV)/ready ## build a tuned image: make image MODEL=tiny [TP=2]
+	@$(PIPELINE) image "$(MODEL)" $(IMAGE_OPTIONS)
+
+plan: $(VENV)/ready ## say what would be tuned: make plan MODEL=tiny [TP=2]
+	@$(PIPELINE) plan "$(MODEL)" $(PLAN_OPTIONS)
+
+verify: $(VENV)/ready ## check a finished image: make verify IMAGE=…
+	@$(PIPELINE) verify "$(IMAGE)"
+
+sync: $(VENV)/ready ## render docker/ and requirements/ from versions.json
+	@$(PIPELINE) sync
+
+check: $(VENV)/ready ## prove that every version agrees with versions.json
+	@$(PIPELINE) check
+
+engine: $(VENV)/ready ## find or start a Docker Engine
+	@$(PIPELINE) engine up
+
+lint: $(VENV)/ready ## ruff and mypy
+	@$(VENV)/bin/python -m ruff check . && $(VENV)/bin/python -m ruff format --check . && $(VENV)/bin/python -m mypy
+
+test-unit: $(VENV)/ready ## tests without network and engine
+	@$(VENV)/bin/python -m pytest -q tests/unit
+
+test-tune: $(TUNE_VENV)/ready ## the real AutoTuner on CPU ranks, without an engine
+	@PIPELINE_TUNE_PYTHON=$(CURDIR)/$(TUNE_VENV)/bin/python $(VENV)/bin/python -m pytest -q tests/tune
+
+test-engine: $(VENV)/ready ## tests against the real Docker Engine, which they start
+	@$(VENV)/bin/python -m pytest -q tests/engine
+
+test: $(VENV)/ready $(TUNE_VENV)/ready ## all tests that this machine can run
+	@PIPELINE_TUNE_PYTHON=$(CURDIR)/$(TUNE_VENV)/bin/python $(VENV)/bin/python -m pytest -q tests/unit tests/tune tests/engine
+
+bench: $(VENV)/ready ## figures of speed and memory
+	@$(VENV)/bin/python -m bench
+
+clean: ## remove what make made in this checkout; caches in the home folder stay
+	@rm -rf $(VENV) $(TUNE_VENV) build

@@ -1,0 +1,45 @@
+"""`pipeline verify IMAGE`: a verdict on a finished image."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+from pipeline.commands.image import seconds
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `verify`."""
+    parser.add_argument("image", metavar="IMAGE", help="name or id of an image in the engine")
+    parser.add_argument("--level", choices=("static", "replay"), default="replay", help="look only, or run every op")
+    parser.add_argument("--startup-max-wait", type=seconds, default=1200, metavar="S", help="bound of start and replay")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the verdict to FILE")
+    parser.add_argument("--json", action="store_true", help="the verdict on stdout")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Verify one image; exit 7 naming what missed."""
+    from pipeline import log
+    from pipeline.contract.errors import UsageError
+    from pipeline.contract.files import write_json
+    from pipeline.engine import connect, ensure
+    from pipeline.image.verify import VerifyFailed, verify
+
+    if not arguments.image:
+        raise UsageError("no image was named", hint="make verify IMAGE=tuned/tiny:…, or `docker images tuned/*`")
+    engine = ensure()
+    with contextlib.closing(connect(engine)) as client:
+        verdict = verify(client, arguments.image, level=arguments.level, max_wait=float(arguments.startup_max_wait))
+    if arguments.out is not None:
+        write_json(arguments.out, verdict.to_json())
+    if arguments.json:
+        json.dump(verdict.to_json(), sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    if verdict.result != "pass":
+        raise VerifyFailed(verdict)
+    counts = ", ".join(f"{number} {name}" for name, number in verdict.checks.items())
+    log.note(f"{arguments.image}: {verdict.level} pass ({counts})")
+    return 0

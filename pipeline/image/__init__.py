@@ -1,0 +1,1 @@
+"""From a plan to a verified image: base, wheels, build, tune, bake, verify, report."""

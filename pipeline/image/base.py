@@ -1,0 +1,173 @@
+"""The base image: the one that was asked for, the pinned default, or the same OS bootstrapped from Debian packages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline import log
+from pipeline.contract.digest import sha256_json
+from pipeline.contract.errors import BuildError, UsageError
+from pipeline.run import ProcessFailed, run
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+BOOTSTRAP_NAME = "tuned-image-pipeline/base"
+_INCLUDE = "python3,ca-certificates"
+# What no container needs: manual pages, documentation, translations. Copyright files stay.
+_LEAN = (
+    "path-exclude=/usr/share/man/*", "path-exclude=/usr/share/locale/*", "path-exclude=/usr/share/info/*",
+    "path-exclude=/usr/share/doc/*", "path-include=/usr/share/doc/*/copyright",
+)  # fmt: skip
+
+
+class BaseUnavailable(BuildError):
+    """The base image is neither here nor to be had from a registry."""
+
+
+class CannotBootstrap(BuildError):
+    """No registry answers and this host cannot bootstrap Debian."""
+
+
+class BaseNameInvalid(UsageError):
+    """BASE_IMAGE is not an image reference."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base image that is present in the engine. `origin` is `given`, `pulled`, `present` or `bootstrapped`."""
+
+    reference: str
+    image_id: str
+    origin: str
+
+
+def _present(client: DockerClient, reference: str) -> str | None:
+    from docker.errors import APIError, ImageNotFound
+
+    try:
+        return str(client.images.get(reference).id)
+    except ImageNotFound:
+        return None
+    except APIError as error:
+        if "invalid reference" in str(error):
+            raise BaseNameInvalid(f"{reference!r} is not an image reference", hint="such as debian:12-slim") from error
+        raise
+
+
+def _pull(client: DockerClient, reference: str) -> str:
+    """Pull, and return the reason when that fails (empty: it worked)."""
+    from docker.errors import APIError
+    from requests.exceptions import RequestException
+
+    try:
+        client.api.pull(reference)
+    except (APIError, RequestException) as error:
+        return str(getattr(error, "explanation", None) or error).strip().splitlines()[-1][:300]
+    return "" if _present(client, reference) else "the engine pulled it but does not have it"
+
+
+def obtain(client: DockerClient, *, wanted: str, default: str, suite: str, home: Path, logfile: Path) -> Base:
+    """Return a base that is present in the engine.
+
+    `wanted` is the user's choice (empty: none); it is pulled when absent and never replaced. `default` is the pinned
+    reference; where no registry answers, Debian `suite` is bootstrapped instead, and that is said.
+    """
+    if wanted:
+        found = _present(client, wanted)
+        if found:
+            return Base(wanted, found, "given")
+        with log.step(f"pull {wanted}"):
+            why = _pull(client, wanted)
+            if why:
+                raise BaseUnavailable(
+                    f"base image {wanted} is not in the engine and cannot be pulled: {why}",
+                    hint="`docker login` if it is private; or `docker load` it; or leave BASE_IMAGE out",
+                )
+        return Base(wanted, str(_present(client, wanted)), "pulled")
+    found = _present(client, default)
+    if found:
+        return Base(default, found, "present")
+    recipe = {"suite": suite, "include": _INCLUDE, "lean": _LEAN, "version": 2}
+    bootstrapped = f"{BOOTSTRAP_NAME}:{suite}-{sha256_json(recipe)[:12]}"
+    found = _present(client, bootstrapped)
+    if found:
+        log.note(f"base: {bootstrapped}, bootstrapped earlier since no registry answered")
+        return Base(bootstrapped, found, "bootstrapped")
+    with log.step(f"pull {default}"):
+        why = _pull(client, default)
+    if not why:
+        return Base(default, str(_present(client, default)), "pulled")
+    log.warn(f"{default} cannot be pulled ({why}); bootstrapping Debian {suite} from its packages instead")
+    _bootstrap(client, bootstrapped, suite, home, logfile)
+    return Base(bootstrapped, str(_present(client, bootstrapped)), "bootstrapped")
+
+
+def _bootstrap(client: DockerClient, reference: str, suite: str, home: Path, logfile: Path) -> None:
+    program = _mmdebstrap(logfile)
+    (home / "base").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home / "base", prefix=".bootstrap-") as temporary:
+        tar = Path(temporary) / "base.tar"
+        command = [program, "--variant=minbase", f"--include={_INCLUDE}", '--aptopt=Acquire::Languages "none"']
+        command += [f"--dpkgopt={rule}" for rule in _LEAN]
+        with log.step(f"bootstrap Debian {suite} with mmdebstrap"):
+            try:
+                run([*command, suite, str(tar), *_mirrors(suite)], log=logfile)
+            except ProcessFailed as error:
+                raise CannotBootstrap(
+                    f"mmdebstrap could not build Debian {suite}", details=error.details, log=str(logfile),
+                    hint="check this host's apt sources (`apt-get update`), or give BASE_IMAGE",
+                ) from error  # fmt: skip
+        with log.step("import it as the base image"):
+            repository, _, tag = reference.rpartition(":")
+            client.api.import_image(
+                src=str(tar), repository=repository, tag=tag,
+                changes=["ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", 'CMD ["/bin/bash"]'],
+            )  # fmt: skip
+            if not _present(client, reference):
+                raise CannotBootstrap(f"the engine did not take the bootstrapped {suite}", log=str(logfile))
+
+
+def _mmdebstrap(logfile: Path) -> str:
+    found = shutil.which("mmdebstrap")
+    if found:
+        return found
+    hint = "pull or load a base image yourself and give BASE_IMAGE, or install mmdebstrap"
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise CannotBootstrap("no registry answers, and mmdebstrap is not installed", hint=hint)
+    with log.step("install mmdebstrap"):
+        environment = {"DEBIAN_FRONTEND": "noninteractive"}
+        try:
+            run(["apt-get", "update", "-qq"], env=environment, log=logfile)
+            run(
+                ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "mmdebstrap"],
+                env=environment,
+                log=logfile,
+            )
+        except ProcessFailed as error:
+            raise CannotBootstrap(
+                "mmdebstrap cannot be installed", details=error.details, hint=hint, log=str(logfile)
+            ) from error
+    return "mmdebstrap"
+
+
+def _mirrors(suite: str) -> list[str]:
+    """Sources of `suite` as one-line entries made from the host's own, so that its mirror and keys serve.
+
+    Nothing when the host has none for this suite: mmdebstrap then takes its own default.
+    """
+    from pipeline.engine import apt
+
+    keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+    signed = f"[signed-by={keyring}] " if Path(keyring).exists() else ""
+    host = apt.host_sources()
+    return [
+        f"deb {signed}{mirror} {part} main"
+        for part in (suite, f"{suite}-updates", f"{suite}-security")
+        for mirror in apt.mirrors(host, part)
+    ]

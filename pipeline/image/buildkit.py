@@ -1,0 +1,104 @@
+"""`docker buildx build` as a function: the one way in which stages are built."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.contract.errors import BuildError
+from pipeline.run import ProcessFailed, run
+
+# A line that a RUN step printed, in `--progress=plain`: "#12 3.456 text".
+_STEP_LINE = re.compile(r"#\d+ (?:\d+\.\d+ )(.*)")
+_ERROR_LINE = re.compile(r"#\d+ (?:ERROR: |\d+\.\d+ )(.*)|ERROR: (.*)")
+
+
+class StageFailed(BuildError):
+    """A stage did not build; the last lines of the failing step are the details."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One build: a target of the Dockerfile, its named contexts (name to directory), ARGs and labels.
+
+    `output` is a directory that receives the target's files; without one the image is loaded into the engine.
+    """
+
+    target: str
+    contexts: Mapping[str, Path]
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    output: Path | None = None
+
+
+@dataclass(frozen=True)
+class Built:
+    """What BuildKit says of an image: the digest of its config, and the id by which the engine knows it."""
+
+    config_digest: str
+    image_id: str
+
+
+@dataclass(frozen=True)
+class Builder:
+    """How to reach BuildKit: the client's environment, the Dockerfile, an empty main context, the log."""
+
+    environment: Mapping[str, str]
+    dockerfile: Path
+    empty: Path
+    log: Path
+
+    def command(self, stage: Stage, metadata: Path | None = None) -> list[str]:
+        """The whole command line of a build, sorted so that it is the same every time."""
+        words = ["docker", "buildx", "build", "--progress=plain", "--provenance=false", "--network=none"]
+        words += ["--file", str(self.dockerfile), "--target", stage.target]
+        for name, place in sorted(stage.contexts.items()):
+            words += ["--build-context", f"{name}={place}"]
+        for name, value in sorted(stage.arguments.items()):
+            words += ["--build-arg", f"{name}={value}"]
+        for name, value in sorted(stage.labels.items()):
+            words += ["--label", f"{name}={value}"]
+        if stage.output is not None:
+            words += ["--output", f"type=local,dest={stage.output}"]
+        if metadata is not None:
+            words += ["--metadata-file", str(metadata)]
+        return [*words, str(self.empty)]
+
+    def build(self, stage: Stage, *, on_line: Callable[[str], None] | None = None) -> Built:
+        """Build one stage; `on_line` sees what its RUN steps print. Raise `StageFailed`."""
+
+        def told(line: str) -> None:
+            match = _STEP_LINE.match(line)
+            if match and on_line is not None:
+                on_line(match.group(1))
+
+        with tempfile.TemporaryDirectory(prefix="buildx-") as temporary:
+            metadata = Path(temporary) / "metadata.json"
+            try:
+                run(self.command(stage, metadata), env=self.environment, log=self.log, on_line=told)
+            except ProcessFailed as error:
+                raise StageFailed(
+                    f"stage {stage.target} did not build: {_reason(error.details)}",
+                    details=error.details,
+                    hint="the last lines above are the builder's own; the log has all of them",
+                    log=str(self.log),
+                ) from error
+            if stage.output is not None:
+                return Built("", "")
+            facts = json.loads(metadata.read_text(encoding="utf-8"))
+        config = str(facts.get("containerimage.config.digest", ""))
+        return Built(config, str(facts.get("containerimage.digest", config)))
+
+
+def _reason(tail: Sequence[str]) -> str:
+    for line in reversed(tail):
+        match = _ERROR_LINE.match(line)
+        if match:
+            text = (match.group(1) or match.group(2) or "").strip()
+            if text:
+                return text[:200]
+    return "no reason was printed"

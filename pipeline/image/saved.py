@@ -1,0 +1,91 @@
+"""What an image is made of, read from the engine's own export: config digest, diff ids, the last layer's files.
+
+The export is streamed and only small blobs are kept: memory stays bounded whatever the image's size. Both image stores
+answer with an OCI layout plus Docker's `manifest.json` (engine 25 and newer).
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from pipeline.contract.digest import sha256_bytes
+from pipeline.contract.errors import CacheRefused
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+# A cache layer is some kilobytes; a last layer above this cannot be one, and is not read into memory.
+SMALL = 8 * 1024 * 1024
+
+
+class ExportUnreadable(CacheRefused):
+    """The engine's export of the image does not have the expected shape."""
+
+
+@dataclass(frozen=True)
+class SavedImage:
+    """`config_digest` is the image's identity; `last_layer` names what its last layer holds, None when it is large."""
+
+    config_digest: str
+    diff_ids: tuple[str, ...]
+    last_layer: tuple[str, ...] | None
+
+
+class _Stream(io.RawIOBase):
+    """A readable file over the chunks that the engine sends."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks: Iterator[bytes] = iter(chunks)
+        self._left = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(cast(bytearray, buffer))
+        while not self._left:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._left = chunk
+        count = min(len(view), len(self._left))
+        view[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
+
+
+def read_saved(client: DockerClient, image: str) -> SavedImage:
+    """Stream the export of `image`; raise `ExportUnreadable` when its parts do not fit together."""
+    small: dict[str, bytes] = {}
+    chunks = client.images.get(image).save(chunk_size=1024 * 1024)
+    with tarfile.open(fileobj=io.BufferedReader(_Stream(chunks), 1024 * 1024), mode="r|") as tar:
+        for member in tar:
+            if member.isfile() and member.size <= SMALL:
+                stream = tar.extractfile(member)
+                small[member.name] = stream.read() if stream is not None else b""
+    try:
+        listed = json.loads(small["manifest.json"])[0]
+        config = small[listed["Config"]]
+        diff_ids = tuple(str(d) for d in json.loads(config)["rootfs"]["diff_ids"])
+    except (KeyError, IndexError, ValueError, TypeError) as error:
+        raise ExportUnreadable(
+            f"the engine's export of {image} cannot be read: {error!r}", hint="Docker Engine 25 or newer is needed"
+        ) from error
+    last = small.get(listed["Layers"][-1])
+    return SavedImage("sha256:" + sha256_bytes(config), diff_ids, _layer_names(last, diff_ids[-1]))
+
+
+def _layer_names(blob: bytes | None, diff_id: str) -> tuple[str, ...] | None:
+    if blob is None:
+        return None
+    data = gzip.decompress(blob) if blob[:2] == b"\x1f\x8b" else blob
+    if "sha256:" + sha256_bytes(data) != diff_id:
+        raise ExportUnreadable(f"the last layer's content is not {diff_id[:19]}…, which the config names")
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return tuple(member.name.lstrip("./") for member in tar if not member.isdir())

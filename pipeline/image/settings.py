@@ -1,0 +1,49 @@
+"""Refusing settings before any work starts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pipeline.cache.store import check_root
+from pipeline.contract.errors import CacheRefused, UsageError
+
+_NAME = re.compile(
+    r"(?:[a-zA-Z0-9.-]+(?::\d+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?"
+)
+
+
+class ImageNameInvalid(UsageError):
+    """IMAGE= cannot be an image's name."""
+
+
+class PreviousMissing(UsageError):
+    """PREVIOUS= is not a directory."""
+
+
+class PreviousRefused(CacheRefused):
+    """PREVIOUS= holds a cache that must not be loaded."""
+
+
+def check_image_name(name: str) -> None:
+    """Raise `ImageNameInvalid` unless `name` is empty or `[registry/]path[:tag]`."""
+    if name and not _NAME.fullmatch(name):
+        raise ImageNameInvalid(
+            f"{name!r} cannot name an image", hint="such as registry.example/team/model:tag, lower case"
+        )
+
+
+def check_previous(previous: Path | None) -> Path | None:
+    """Judge the cache root that ranks shall start from, with every finding; None stays None."""
+    if previous is None:
+        return None
+    if not previous.is_dir():
+        raise PreviousMissing(f"{previous} is not a directory", hint="give the root above <flashinfer-version>/")
+    _, findings = check_root(previous)
+    if findings:
+        raise PreviousRefused(
+            f"{previous} cannot be started from: {findings[0]}",
+            details=[str(finding) for finding in findings[:20]],
+            hint="leave PREVIOUS out to tune from nothing",
+        )
+    return previous

@@ -1,0 +1,98 @@
+"""The step `tune`: fill the stage `tuned`, read its directory back, judge it, keep it in the store."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import log
+from pipeline.cache.store import check_root
+from pipeline.contract.errors import CacheRefused, TuningError
+from pipeline.contract.places import CACHE_ROOT, FAILURE_FILE
+
+from .buildkit import Builder, Stage
+from .store import Inputs, Tuned, keep
+
+
+class TuningFailed(TuningError):
+    """The ranks failed, hung or disagreed inside the tuned stage."""
+
+
+class TunedNothing(TuningError):
+    """The tuned stage ended without a cache and without saying why."""
+
+
+class TunedBadly(CacheRefused):
+    """The tuned stage left a cache that must not be baked."""
+
+
+@dataclass(frozen=True)
+class StageTuning:
+    """Tune as a RUN step of the build. `attempt` ARGs make a failed step unreachable in the build cache."""
+
+    builder: Builder
+    contexts: Mapping[str, Path]
+    arguments: Mapping[str, str]
+    timeout: int
+
+    def fill(self, place: Path) -> None:
+        """Run the ranks; `place` then holds what the stage `tuned` holds."""
+        stage = Stage(
+            target="tuned",
+            contexts=self.contexts,
+            arguments={**self.arguments, "TUNE_ATTEMPT": secrets.token_hex(8), "TUNE_TIMEOUT": str(self.timeout)},
+            output=place,
+        )
+        self.builder.build(stage, on_line=_progress)
+
+
+def _progress(line: str) -> None:
+    if line.strip():
+        log.note(f"│ {line.rstrip()}")
+
+
+def tune(how: StageTuning, inputs: Inputs, home: Path, logfile: Path) -> Tuned:
+    """Tune, judge, keep. Raise `TuningFailed` with what each rank said, or `TunedBadly` with every finding."""
+    began = time.monotonic()
+    (home / "contexts").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home / "contexts", prefix="tuned-") as temporary:
+        place = Path(temporary) / "out"
+        how.fill(place)
+        root = place / CACHE_ROOT.lstrip("/")
+        _raise_failure(root / FAILURE_FILE, logfile)
+        if not root.is_dir() or not any(root.iterdir()):
+            raise TunedNothing(
+                "the tuned stage left no cache and no reason",
+                hint="see the log; run again with RETUNE=1",
+                log=str(logfile),
+            )
+        _, findings = check_root(root)
+        if findings:
+            raise TunedBadly(
+                f"the tuned cache has {len(findings)} faults: {findings[0]}",
+                details=[str(finding) for finding in findings[:20]],
+                hint="nothing was baked; run again with RETUNE=1",
+                log=str(logfile),
+            )
+        return keep(home, inputs, root, time.monotonic() - began)
+
+
+def _raise_failure(path: Path, logfile: Path) -> None:
+    if not path.is_file():
+        return
+    told = json.loads(path.read_text(encoding="utf-8"))
+    details = list(told.get("details", ()))
+    for rank in told.get("ranks", ()):
+        details.append(f"rank {rank.get('rank')}: last step {rank.get('step', 'unknown')}")
+        details += [f"    {line}" for line in str(rank.get("stack", "")).splitlines()[:12]]
+    raise TuningFailed(
+        str(told.get("message", "tuning failed")),
+        details=details[-40:],
+        hint=str(told.get("hint", "")),
+        log=str(logfile),
+    )
