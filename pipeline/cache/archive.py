@@ -1,0 +1,158 @@
+"""Taking a directory out of a tar stream that anyone may have made, such as the Engine's `get_archive`.
+
+Only regular files and directories with plain names below the destination are taken. Links, devices, absolute
+names, `..`, names that occur twice, sparse files and oversize streams are refused, all of them at once, and then
+nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from pipeline.contract.errors import CacheRefused
+
+from .finding import Finding, lines, shown
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+LIMIT = 64 * 1024 * 1024  # bytes of the whole stream, headers included
+_MEMBERS = 10_000
+_BLOCK = 1 << 20
+_PART = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+!@ -]{0,254}")
+
+
+class ArchiveRefused(CacheRefused):
+    """An archive holds something that must not be unpacked; every reason is among the details."""
+
+
+class _Bounded(io.RawIOBase):
+    """A readable stream over chunks of bytes that refuses to give more than `limit` bytes."""
+
+    def __init__(self, chunks: Iterable[bytes], limit: int) -> None:
+        self._chunks = iter(chunks)
+        self._rest = b""
+        self._left = limit
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer)
+        while not self._rest:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._left -= len(chunk)
+            if self._left < 0:
+                raise _Oversize
+            self._rest = chunk
+        size = min(len(view), len(self._rest))
+        view[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
+
+
+class _Oversize(Exception):
+    pass
+
+
+def safe_extract(
+    stream: Iterable[bytes] | IO[bytes], destination: Path, *, strip: int = 0, limit: int = LIMIT
+) -> tuple[Path, ...]:
+    """Unpack an uncompressed tar stream into `destination` (made if missing) and return the files, sorted.
+
+    `strip` leaves out that many leading parts of each name: `get_archive("/a/b")` names everything `b/…`. Files get
+    mode 0644 and no owner. Raises `ArchiveRefused` with every reason, and then `destination` is as it was.
+    """
+    chunks = iter(lambda: stream.read(_BLOCK), b"") if hasattr(stream, "read") else stream
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}.") as scratch:
+        found: list[Finding] = []
+        names = _unpack(io.BufferedReader(_Bounded(chunks, limit), _BLOCK), Path(scratch), strip, limit, found)
+        clashes = [name for name in names if os.path.lexists(destination / name)]
+        found.extend(Finding(shown(name), "exists in the destination already") for name in clashes)
+        if found:
+            raise ArchiveRefused(
+                f"the archive must not be unpacked: {found[0]}",
+                hint="make the cache again with the tuner",
+                details=lines(found),
+            )
+        for name in names:
+            target = destination / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (Path(scratch) / name).replace(target)
+        destination.mkdir(exist_ok=True)
+    return tuple(sorted(destination / name for name in names))
+
+
+def _unpack(source: IO[bytes], scratch: Path, strip: int, limit: int, found: list[Finding]) -> list[str]:
+    names: list[str] = []
+    seen: set[str] = set()
+    try:
+        with tarfile.open(fileobj=source, mode="r|") as archive:
+            for count, member in enumerate(archive):
+                if count >= _MEMBERS:
+                    found.append(Finding("", f"the archive has more than {_MEMBERS} members"))
+                    break
+                wrong = _wrong(member, seen)
+                if wrong:
+                    found.append(Finding(shown(member.name), wrong))
+                    continue
+                parts = _parts(member.name)[strip:]
+                if not parts and not member.isdir():
+                    found.append(Finding(shown(member.name), "lies above what was asked for"))
+                if member.isdir() or found:
+                    continue  # once refused, the rest is looked at but not unpacked
+                _copy(archive, member, scratch.joinpath(*parts), found)
+                names.append("/".join(parts))
+    except _Oversize:
+        found.append(Finding("", f"the archive is larger than {limit:,} bytes"))
+    except (tarfile.TarError, EOFError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+        found.append(Finding("", f"not a readable tar archive: {shown(str(error))}"))
+    return names
+
+
+def _copy(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, found: list[Finding]) -> None:
+    content = archive.extractfile(member)
+    assert content is not None  # a regular file has content
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("xb") as out:
+            shutil.copyfileobj(content, out, _BLOCK)
+        if target.stat().st_size != member.size:
+            found.append(Finding(shown(member.name), "is cut short"))
+    except OSError as error:  # a file where another member has a directory
+        found.append(Finding(shown(member.name), f"cannot be written: {error.strerror}"))
+
+
+def _parts(name: str) -> list[str]:
+    return [part for part in name.split("/") if part not in ("", ".")]
+
+
+def _wrong(member: tarfile.TarInfo, seen: set[str]) -> str:
+    """Why a member must not be unpacked; empty when it may be."""
+    parts = _parts(member.name)
+    spelled = "/".join(parts)
+    reasons = (
+        (member.issym() or member.islnk(), f"is a link to {shown(member.linkname)}"),
+        (
+            not (member.isreg() or member.isdir() or member.issym() or member.islnk()),
+            "is neither a file nor a directory",
+        ),
+        (member.issparse(), "is a sparse file"),
+        (member.name.startswith("/"), "is an absolute name"),
+        (".." in parts, "leads out of the directory"),
+        (not all(_PART.fullmatch(part) for part in parts), "is not a plain name"),
+        (spelled in seen, "occurs twice"),
+    )
+    seen.add(spelled)
+    return ", ".join(what for wrong, what in reasons if wrong)

@@ -1,0 +1,56 @@
+"""What is wrong with a cache: the causes by their short names, and one finding of one cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+# The short names that `because` shows. They are an interface: scripts compare them.
+NOT_JSON = "not JSON"
+NOT_UTF8 = "not JSON: not UTF-8"
+TOO_DEEP = "not JSON: nested too deeply"
+NOT_A_NUMBER = "not JSON: NaN or Infinity"
+TOO_LARGE = "too large"
+NOT_A_FILE = "not a file"
+NOT_AN_OBJECT = "not an object"
+DUPLICATE = "duplicate key"
+NO_METADATA = "_metadata missing: FlashInfer would load it unchecked"
+BAD_METADATA = "_metadata is not an object"
+BAD_RECORDS = "_records is not an object"
+BAD_ENTRY = "entry"
+NO_ENTRIES = "no entries"
+
+_SHOWN = 160
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: where, what, and what to do; `because` is the cause's short name where it has one."""
+
+    where: str
+    what: str
+    hint: str = ""
+    because: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}" if self.where else self.what
+
+
+def shown(text: object, limit: int = _SHOWN) -> str:
+    """Spell foreign text so that it can be printed anywhere: no control characters, no lone surrogates, bounded."""
+    whole = text if isinstance(text, str) else repr(text)
+    cut = whole if len(whole) <= limit else whole[: limit - 1] + "…"
+    return "".join(
+        c if c.isprintable() and not "\ud800" <= c <= "\udfff" else c.encode("unicode_escape").decode() for c in cut
+    )
+
+
+def because(findings: Iterable[Finding]) -> str:
+    """The distinct causes of several findings, in their order, as one line."""
+    return "; ".join(dict.fromkeys(f.because or f.what for f in findings))
+
+
+def lines(findings: Iterable[Finding], limit: int = 50) -> tuple[str, ...]:
+    """Findings as lines for an error's details, the tail counted instead of shown."""
+    every = [str(finding) for finding in findings]
+    return tuple(every[:limit]) + ((f"… and {len(every) - limit} more",) if len(every) > limit else ())

@@ -1,0 +1,143 @@
+"""Walking a cache root without trusting it.
+
+    <root>/<flashinfer-version>/<arch>/<hash>/
+        autotune_configs.json
+        manifest.json
+
+No symbolic link is followed, no name that is not a key's is entered, and the number of names is bounded. What does
+not belong is reported, never skipped silently.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.contract.errors import PipelineError
+from pipeline.contract.key import Key
+from pipeline.contract.manifest import Manifest, ManifestInvalid
+from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
+
+from .finding import Finding, shown
+from .jsontext import CacheMissing, CacheUnreadable, parse_object, read_bytes
+from .read import CacheFile, inspect_cache
+
+_NAMES = 10_000  # directory entries looked at in one walk
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One key's directory: what could be read of it, and what is wrong with what could not."""
+
+    key: Key
+    path: Path
+    file: CacheFile | None
+    manifest: Manifest | None
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def cache_path(self) -> Path:
+        """FlashInfer's file."""
+        return self.path / CACHE_FILE
+
+
+@dataclass(frozen=True)
+class Tree:
+    """All keys below a root in order, and what lies there that is no key."""
+
+    root: Path
+    keys: tuple[Stored, ...]
+    findings: tuple[Finding, ...] = ()
+
+
+def walk(root: Path) -> Tree:
+    """Read every key below a cache root. Raises `CacheMissing` when the root is not a directory."""
+    if root.is_symlink() or not root.is_dir():
+        raise CacheMissing(f"{shown(str(root))} is not a directory", hint="give the directory above <version>/<arch>/")
+    found: list[Finding] = []
+    keys = [read_key(root, key) for key in _keys(root, found)]
+    return Tree(root, tuple(keys), tuple(found))
+
+
+def find_keys(root: Path) -> tuple[Key, ...]:
+    """Only the names of the keys below a root, nothing read: what a start-up can afford. Never raises."""
+    return tuple(_keys(root, []))
+
+
+def read_key(root: Path, key: Key) -> Stored:
+    """Read one key's directory; what is wrong with it is among its findings."""
+    path = root / str(key)
+    wrong: list[Finding] = []
+    for entry in _scan(path, wrong):
+        if entry.is_symlink() or not entry.is_file(follow_symlinks=False):
+            wrong.append(Finding(_at(root, path / entry.name), "is not a regular file", "remove it"))
+    file, manifest = None, None
+    where = f"{key}/{CACHE_FILE}"
+    try:
+        if _plain(path / CACHE_FILE):
+            file = inspect_cache(path / CACHE_FILE, where=where)
+            wrong.extend(file.findings)
+        else:
+            wrong.append(Finding(where, "is missing", "tune again"))
+    except (CacheMissing, CacheUnreadable) as error:
+        wrong.append(Finding(where, error.message, error.hint or "tune again", getattr(error, "because", "")))
+    try:
+        manifest = load_manifest(path / MANIFEST_FILE)
+    except PipelineError as error:
+        wrong.append(Finding(f"{key}/{MANIFEST_FILE}", error.message, error.hint or "tune again"))
+    return Stored(key, path, file, manifest, tuple(wrong))
+
+
+def load_manifest(path: Path) -> Manifest:
+    """Read a manifest strictly. Raises `CacheMissing`, a `CacheUnreadable` or `ManifestInvalid`."""
+    if path.is_symlink():
+        raise CacheMissing(f"{path.name} is a symbolic link", hint="tune again")
+    value, found = parse_object(read_bytes(path), path.name)
+    if found:
+        raise ManifestInvalid(f"{path.name}: {found[0].what}", hint="tune again")
+    return Manifest.from_json(value)
+
+
+def _keys(root: Path, found: list[Finding]) -> Iterator[Key]:
+    for version in _directories(root, root, found):
+        for arch in _directories(root, version, found):
+            for digest in _directories(root, arch, found):
+                try:
+                    yield Key.parse(f"{version.name}/{arch.name}/{digest.name}")
+                except PipelineError as error:
+                    found.append(Finding(_at(root, digest), error.message, "remove it"))
+
+
+def _directories(root: Path, path: Path, found: list[Finding]) -> list[Path]:
+    inside: list[Path] = []
+    for entry in _scan(path, found):
+        if entry.is_dir(follow_symlinks=False):
+            inside.append(path / entry.name)
+        else:
+            what = "is a symbolic link" if entry.is_symlink() else "lies where only directories belong"
+            found.append(Finding(_at(root, path / entry.name), what, "remove it"))
+    return inside
+
+
+def _scan(path: Path, found: list[Finding]) -> list[os.DirEntry[str]]:
+    entries: list[os.DirEntry[str]] = []
+    try:
+        with os.scandir(path) as names:
+            for entry in names:
+                if len(entries) >= _NAMES:
+                    found.append(Finding(shown(str(path)), f"holds more than {_NAMES} names", "is this a cache root?"))
+                    break
+                entries.append(entry)
+    except OSError as error:
+        found.append(Finding(shown(str(path)), f"cannot be read: {error.strerror}", "make it readable"))
+    return sorted(entries, key=lambda entry: entry.name)
+
+
+def _plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _at(root: Path, path: Path) -> str:
+    return shown(str(path.relative_to(root)))

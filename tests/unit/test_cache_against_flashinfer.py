@@ -1,0 +1,142 @@
+"""Our judgement against FlashInfer's own, in an interpreter that can import it.
+
+PIPELINE_TUNE_PYTHON names that interpreter; PIPELINE_TUNE_PYTHONPATHS, separated by colons, further directories that
+hold other versions of FlashInfer's package to be tried in front of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pipeline.cache.judge import compare, judge_source
+from pipeline.cache.read import inspect_cache
+
+CASES = Path(__file__).parents[1] / "cases" / "caches"
+PYTHON = os.environ.get("PIPELINE_TUNE_PYTHON", "")
+PATHS = ["", *filter(None, os.environ.get("PIPELINE_TUNE_PYTHONPATHS", "").split(":"))]
+pytestmark = [
+    pytest.mark.flashinfer,
+    pytest.mark.skipif(not PYTHON, reason="PIPELINE_TUNE_PYTHON names no interpreter with FlashInfer"),
+]
+
+# Runs beside FlashInfer: classifies pairs of records, loads files under a given record, says what it then holds.
+ORACLE = """
+import json, sys
+from unittest import mock
+import flashinfer.autotuner.autotuner as at
+work = json.load(sys.stdin)
+out = {"classified": [], "loaded": [], "fields": list(at._collect_metadata())}
+for saved, current in work["pairs"]:
+    hard, soft = at._classify_metadata_mismatches(saved, current)
+    out["classified"].append([hard, soft])
+for path, current in work["files"]:
+    tuner = at.AutoTuner.get()
+    tuner.clear_cache()
+    with mock.patch.object(at, "_collect_metadata", lambda: dict(current)):
+        try:
+            ok = tuner.load_configs(path)
+            out["loaded"].append([ok, len(tuner._file_configs)])
+        except Exception as error:
+            out["loaded"].append([type(error).__name__, 0])
+json.dump(out, sys.stdout)
+"""
+
+
+def ask(path, work, tmp_path):
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": path, "LANG": "C.UTF-8"}
+    done = subprocess.run(
+        [PYTHON, "-c", ORACLE], input=json.dumps(work), capture_output=True, text=True, env=env, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+HERE = {**json.loads((CASES / "expected.json").read_text())["_environment"]["metadata"], "cutlass_dsl_version": "4.7"}
+VALUES = [
+    None,
+    "unknown",
+    "None",
+    "*",
+    "",
+    "13.0",
+    "NVIDIA H200",
+    "NVIDIA H100",
+    13,
+    13.0,
+    True,
+    [],
+    ["13.0"],
+    {},
+    "UNKNOWN",
+]
+
+
+def pairs():
+    rng = random.Random(7)
+    made = [[{name: value}, {name: now}] for name in ("gpu", "new") for value in VALUES for now in VALUES[1:8]]
+    for _ in range(300):
+        saved = {n: rng.choice([v, *VALUES]) for n, v in HERE.items() if rng.random() < 0.9}
+        current = {n: rng.choice([v, v, "unknown", "other"]) for n, v in HERE.items() if rng.random() < 0.9}
+        made.append([{**saved, "recipe": "x"}, current])
+    return made + [[strange, HERE] for strange in ([], "x", 3, {}, True)]
+
+
+def damaged(tmp_path):
+    real = json.loads((CASES / "h200_real.json").read_text())
+    some = next(k for k in real if k != "_metadata")
+    changes = {
+        "wild": {**real, "_metadata": {**real["_metadata"], "cudnn_version": "*"}},
+        "extra": {**real, "_metadata": {**real["_metadata"], "recipe": "x"}},
+        "empty_metadata": {**real, "_metadata": {}},
+        "text_metadata": {**real, "_metadata": "x"},
+        "null_metadata": {**real, "_metadata": None},
+        "legacy": {**real, some: ["CudnnBf16GemmRunner", 3]},
+        "legacy_negative": {**real, some: ["CudnnBf16GemmRunner", -1]},
+        "legacy_true": {**real, some: ["CudnnBf16GemmRunner", True]},
+        "short": {**real, some: ["R"]},
+        "number": {**real, some: 4},
+        "runner": {**real, some: [4, 4]},
+        "bad_policy": {**real, some: ["R", 1, None]},
+        "newer": {**real, some: ["R", 1, ["l2", "cold"], {"time_ms": 0.1}]},
+    }
+    for name, value in changes.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(value))
+    return [*sorted(CASES.glob("*.json")), *sorted(tmp_path.glob("*.json"))]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: Path(p).name or "own")
+def test_records_are_classified_as_flashinfer_does(path, tmp_path):
+    work = pairs()
+    answer = ask(path, {"pairs": work, "files": []}, tmp_path)
+    assert set(answer["fields"]) - {"cutlass_dsl_version"} == set(HERE) - {"cutlass_dsl_version"}
+    for (saved, current), (hard, soft) in zip(work, answer["classified"], strict=True):
+        ours = compare(saved, current)
+        assert {f.name: [f.saved, f.current] for f in ours if f.kind == "hard"} == hard, (saved, current)
+        assert {f.name: [f.saved, f.current] for f in ours if f.kind == "soft"} == soft, (saved, current)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: Path(p).name or "own")
+def test_files_are_loaded_where_we_say_so(path, tmp_path):
+    (tmp_path / "files").mkdir()
+    environments = [{k: v for k, v in HERE.items() if k != "cutlass_dsl_version"}]
+    environments += [{**environments[0], "cudnn_frontend_version": "1.32.0"}, {**environments[0], "gpu": "unknown"}]
+    files = [[str(f), env] for f in damaged(tmp_path / "files") if f.name != "expected.json" for env in environments]
+    answer = ask(path, {"pairs": [], "files": files}, tmp_path)
+    agreed = 0
+    for (name, env), (loaded, held) in zip(files, answer["loaded"], strict=True):
+        ours = judge_source(Path(name), env)
+        if ours.verdict == "ok":
+            assert (loaded, held) == (True, ours.entries), (name, env)
+            agreed += 1
+        elif ours.fields:  # refused for the record: FlashInfer says the same, whatever the entries look like
+            assert loaded is False, (name, env)
+            agreed += 1
+        elif loaded is True:  # ours alone: without a record, without entries, or with one that FlashInfer lets pass
+            assert inspect_cache(Path(name)).findings, (name, env)
+    assert agreed > 20
