@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..contract.errors import EngineError
+from pipeline.contract.errors import EngineError
 
 
 class NoEngine(EngineError):

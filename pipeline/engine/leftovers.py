@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..run import run
+from pipeline.run import run
 
 PROC = Path("/proc")
 _PROGRAMS = {"dockerd", "containerd", "containerd-shim", "runc", "docker-proxy", "docker-init", "buildkit-runc"}

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .. import log
+from pipeline import log
+
 from .errors import EngineBusy
 
 _PATIENCE = 1200.0  # s; an install over a slow line takes minutes

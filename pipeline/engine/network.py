@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import log
-from ..run import ProcessFailed, run
+from pipeline import log
+from pipeline.run import ProcessFailed, run
+
 from .leftovers import PROC, command_line
 
 

@@ -11,9 +11,10 @@ FILES = (Path("/etc/os-release"), Path("/usr/lib/os-release"))
 
 @dataclass(frozen=True)
 class System:
-    """`id` (`debian`, `ubuntu`, …), the major version (None on a rolling release), the name for people."""
+    """`id` (`debian`, `ubuntu`, …) and the ids it is `like`, the major version (None on a rolling release), names."""
 
     id: str
+    like: tuple[str, ...]
     major: int | None
     codename: str
     name: str
@@ -33,6 +34,7 @@ def parse(text: str) -> System:
     major = fields.get("VERSION_ID", "").split(".")[0]
     return System(
         id=fields.get("ID", "linux").lower(),
+        like=tuple(fields.get("ID_LIKE", "").lower().split()),
         major=int(major) if major.isdecimal() else None,
         codename=fields.get("VERSION_CODENAME", ""),
         name=fields.get("PRETTY_NAME") or fields.get("NAME") or "this system",

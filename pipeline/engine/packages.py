@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .. import log
-from ..contract.files import write_whole
-from ..run import ProcessFailed, run
+from pipeline import log
+from pipeline.contract.files import write_whole
+from pipeline.run import ProcessFailed, run
+
 from . import apt
 from .errors import InstallFailed
+from .facts import OLDEST
 from .osrelease import System
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -45,6 +48,34 @@ def supported(system: System) -> bool:
 def names(system: System) -> tuple[str, ...]:
     """The packages of the engine on this system."""
     return UBUNTU if system.id == "ubuntu" else DEBIAN
+
+
+def client_names(system: System) -> tuple[str, ...]:
+    """The packages of buildx, with the CLI where none is there (a CLI that somebody put there stays)."""
+    cli = () if shutil.which("docker") else (("docker.io",) if system.id == "ubuntu" else ("docker-cli",))
+    return (*cli, "docker-buildx")
+
+
+def program(name: str) -> str | None:
+    """The path of a program, also in /usr/sbin, which is not on everyone's PATH."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+
+
+def missing(system: System) -> bool:
+    """Whether anything that the private engine needs is not there, on Debian 12 also whether dockerd is too old."""
+    if any(program(name) is None for name in ("dockerd", "containerd", "runc", "docker", "ip", "iptables")):
+        return True
+    if system.id != "debian" or system.major != _OLDEST_DEBIAN:
+        return False
+    found = re.search(
+        r"version (\d+)\.", run(["dockerd", "--version"], env=search_path(), capture=True, timeout=60).stdout
+    )
+    return found is None or int(found[1]) < OLDEST
+
+
+def search_path() -> dict[str, str]:
+    """PATH with the places of system programs added."""
+    return {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
 
 
 def source_text(host: tuple[apt.Source, ...], codename: str) -> str:

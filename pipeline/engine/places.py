@@ -20,8 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..contract.digest import sha256_bytes
-from ..home import cache_home
+from pipeline.contract.digest import sha256_bytes
+from pipeline.home import cache_home
 
 RUN = Path("/run/tuned-image-pipeline")
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import time
 from collections import deque
 from pathlib import Path
 
-from .. import log
-from ..contract.files import write_json, write_whole
-from ..run import ProcessFailed, clean_environment, run
-from . import leftovers, network, wire
+from pipeline import log
+from pipeline.contract.files import write_json, write_whole
+from pipeline.run import ProcessFailed, run
+
+from . import leftovers, network, packages, wire
 from .errors import EngineSilent, StartFailed, StopFailed
 from .places import Places
 
@@ -97,7 +97,9 @@ def _start_containerd(at: Places) -> None:
     deadline = time.monotonic() + _START
     while not at.containerd_socket.is_socket():
         if containerd_pid(at) is None or time.monotonic() >= deadline:
-            raise StartFailed("containerd did not come up", details=_tail(at.containerd_log), log=str(at.containerd_log))
+            raise StartFailed(
+                "containerd did not come up", details=_tail(at.containerd_log), log=str(at.containerd_log)
+            )
         time.sleep(0.02)
 
 
@@ -127,8 +129,7 @@ def _detach(program: str, words: list[str], output: Path, pid_file: Path) -> Non
     """Start a program in a session of its own, its output in a log file, and return."""
     if output.is_file() and output.stat().st_size > _ROTATE:
         output.replace(output.with_suffix(".log.1"))
-    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-    found = shutil.which(program, path=path)
+    found = packages.program(program)
     if found is None:
         raise StartFailed(f"{program} was not found", hint="pipeline engine up")
     command = [
@@ -136,8 +137,7 @@ def _detach(program: str, words: list[str], output: Path, pid_file: Path) -> Non
         "--output", str(output), "--startas", found, "--", *words,
     ]  # fmt: skip
     try:
-        # containerd and dockerd look for shims, runc and iptables on PATH, which may lack /usr/sbin for a user of su.
-        run(command, env={**clean_environment(), "PATH": path}, cwd=Path("/"), timeout=30)
+        run(command, env=packages.search_path(), cwd=Path("/"), timeout=30)
     except ProcessFailed as error:
         raise StartFailed(f"{program} could not be started: {error.message}", details=error.details) from error
 

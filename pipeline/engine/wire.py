@@ -23,7 +23,7 @@ _LONGEST_PATH = 107  # bytes of sun_path, without its final zero (unix(7))
 
 @dataclass(frozen=True)
 class Address:
-    """An engine's address in parts: scheme `unix`, `tcp`, `http`, `https` or `ssh`; `path` for unix, else host and port."""
+    """An engine's address in parts: `unix` with a path, or `tcp`, `http`, `https`, `ssh` with host and port."""
 
     text: str
     scheme: str
