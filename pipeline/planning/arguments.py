@@ -9,81 +9,90 @@ from __future__ import annotations
 import argparse
 import platform
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import Layout, Plan
 
 from .buckets import LARGEST
-from .find import ModelUnknown, ModelUnreadable
-from .make import SEED, make_plan
-from .problems import Problems
+from .make import MOST_RANKS, SEED, make_plan
+from .problems import PlanRefused, Problems
+from .target import Target
 
-MOST_RANKS = 1024
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a plan is made for: `cpu` or `cuda`, and the arch as FlashInfer names it (`90a`, `cpu-x86_64`)."""
-
-    device: str
-    arch: str
+OPTIONS = (
+    ("tp", "N", "tensor parallel ranks (1)"),
+    ("ep", "N", "expert parallel ranks, out of the tensor and data parallel ones (1)"),
+    ("pp", "N", "pipeline parallel stages (1)"),
+    ("dp", "N", "data parallel ranks (1)"),
+    ("device", "cpu|cuda", "what to plan for (cuda where --arch names a GPU, else cpu)"),
+    ("arch", "NAME", "the GPU architecture as FlashInfer names it, such as 90a"),
+    ("max-tokens", "N", "the most tokens in one batch (cuda 8192, cpu 128)"),
+    ("buckets", "N,N,…", "token counts to tune instead of FlashInfer's own"),
+    ("skip-ops", "OP,OP,…", "FlashInfer ops to leave untuned, such as fp4_gemm"),
+    ("ops", "OP,OP,…", "plan only these, by adapter (mm_bf16) or product (qkv)"),
+    ("backends", "OP=B+B,…", "backends that compete in an op, such as mm_bf16=cublaslt+tinygemm"),
+    ("seed", "N", "seed of the random inputs"),
+    ("flashinfer-version", "VERSION", "instead of the one in versions.json"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL and every option that shapes a plan."""
-    parser.add_argument("model", metavar="MODEL", help="a bundled model, or a path to a config.json or its folder")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a bundled model, a path to a config.json or its folder, or a hub id"
+    )
     group = parser.add_argument_group("plan")
-    for name, metavar, line in (
-        ("tp", "N", "tensor parallel ranks (1)"),
-        ("device", "cpu|cuda", "what to plan for (cuda where --arch names a GPU, else cpu)"),
-        ("arch", "NAME", "the GPU architecture as FlashInfer names it, such as 90a"),
-        ("max-tokens", "N", "the most tokens in one batch (cuda 8192, cpu 128)"),
-        ("buckets", "N,N,…", "token counts to tune instead of FlashInfer's own"),
-        ("skip-ops", "OP,OP,…", "FlashInfer ops to leave untuned, such as fp4_gemm"),
-        ("ops", "OP,OP,…", "plan only these, by adapter (mm_bf16) or product (qkv)"),
-        ("seed", "N", "seed of the random inputs"),
-        ("flashinfer-version", "VERSION", "instead of the one in versions.json"),
-    ):
+    for name, metavar, line in OPTIONS:
         group.add_argument(f"--{name}", metavar=metavar, default="", help=line)
     group.add_argument("--round-up", action="store_true", help="map a token count up to the next own bucket")
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in re.split(r"[,\s]+", text) if word.strip())
+    return tuple(word for word in re.split(r"[,\s]+", text) if word)
 
 
 def _number(text: str, option: str, problems: Problems, *, largest: int, smallest: int = 1) -> int | None:
     text = text.strip()
     if not text:
         return None
-    if not re.fullmatch(r"[+-]?[0-9]{1,12}", text):
-        problems.add(f"{option}={text} is not a whole number", f"{option} takes {smallest} to {largest}")
-        return None
-    if not smallest <= (number := int(text)) <= largest:
-        problems.add(f"{option}={text} is out of range", f"{option} takes {smallest} to {largest}")
-        return None
-    return number
+    takes = f"{option} takes {smallest} to {largest}"
+    if not re.fullmatch(r"[+-]?[0-9]{1,12}", text, re.ASCII):
+        problems.add(f"{option}={text} is not a whole number", takes)
+    elif smallest <= (number := int(text)) <= largest:
+        return number
+    else:
+        problems.add(f"{option}={text} is out of range", takes)
+    return None
 
 
 def _target(arguments: argparse.Namespace, default: Target | None, problems: Problems) -> Target:
     cpu = f"cpu-{platform.machine()}"
     device, arch = arguments.device.strip().lower(), arguments.arch.strip()
     if device not in ("", "cpu", "cuda"):
-        problems.add(f"--device {device} is neither cpu nor cuda")
+        problems.add(f"--device {device} is neither cpu nor cuda", "leave --device out to plan for this machine")
         return Target("cpu", cpu)
-    if not device and not arch and default is not None:
+    if not arch and default is not None and device in ("", default.device):
         return default
     device = device or ("cpu" if not arch or arch.startswith("cpu") else "cuda")
     if device == "cpu":
-        if arch and not arch.startswith("cpu-"):
+        if arch and not re.fullmatch(r"cpu-[A-Za-z0-9_]+", arch):
             problems.add(f"--arch {arch} is no processor", "leave --arch out, or say --device cuda")
         return Target("cpu", arch or cpu)
-    if not arch and default is not None and default.device == "cuda":
-        return default
     if not arch:
         problems.add("--device cuda needs --arch", "--arch 90a is H100 and H200, 100a is B200")
-    return Target("cuda", arch)
+    return Target("cuda", arch or "90a")
+
+
+def _backends(text: str, problems: Problems) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for word in _words(text):
+        op, equals, names = word.partition("=")
+        chosen = tuple(dict.fromkeys(name for name in names.split("+") if name))
+        if not equals or not chosen:
+            problems.add(f"--backends {word} names no backend", "write it as mm_bf16=cublaslt+tinygemm")
+        else:
+            found[op] = chosen
+    return found
 
 
 def _flashinfer(arguments: argparse.Namespace, root: Path) -> str:
@@ -97,19 +106,22 @@ def _flashinfer(arguments: argparse.Namespace, root: Path) -> str:
 def plan_from(arguments: argparse.Namespace, root: Path, default: Target | None = None) -> Plan:
     """Make the plan that the arguments ask for; `default` is what this host would tune on, where that is known.
 
-    `root` is the folder that holds versions.json. Raises `PlanRefused`, `ModelUnknown` or `ModelUnreadable`.
+    `root` is the folder that holds versions.json. Raises `UsageError`s alone: `PlanRefused` with every problem where
+    there are several.
     """
     problems = Problems()
-    layout = Layout(tp=_number(arguments.tp, "TP", problems, largest=MOST_RANKS) or 1)
+    sizes = {
+        name: _number(getattr(arguments, name), name.upper(), problems, largest=MOST_RANKS)
+        for name in ("tp", "ep", "pp", "dp")
+    }
     target = _target(arguments, default, problems)
     most = _number(arguments.max_tokens, "--max-tokens", problems, largest=LARGEST)
     buckets = [_number(word, "--buckets", problems, largest=LARGEST) for word in _words(arguments.buckets)]
     seed = _number(arguments.seed, "--seed", problems, largest=2**31 - 1, smallest=0)
-    plan = None
     try:
-        plan = make_plan(
+        return make_plan(
             arguments.model,
-            layout=layout,
+            layout=Layout(**{name: size or 1 for name, size in sizes.items()}),
             device=target.device,
             arch=target.arch,
             flashinfer_version=_flashinfer(arguments, root),
@@ -118,13 +130,15 @@ def plan_from(arguments: argparse.Namespace, root: Path, default: Target | None 
             round_up=arguments.round_up,
             skip_ops=_words(arguments.skip_ops),
             ops=_words(arguments.ops) or None,
+            backends=_backends(arguments.backends, problems),
             seed=SEED if seed is None else seed,
             problems=problems,
         )
-    except (ModelUnknown, ModelUnreadable) as error:
+    except PlanRefused:
+        raise
+    except UsageError as error:  # an unreadable model, beside what was wrong already
         if not problems.found:
             raise
         problems.add(error.message, error.hint)
-    problems.check()
-    assert plan is not None
-    return plan
+        problems.check()
+        raise

@@ -39,6 +39,6 @@ def default_buckets(device: str, max_tokens: int | None) -> tuple[int, ...]:
     return flashinfer_buckets(max_tokens or CUDA_MAX_TOKENS)
 
 
-def own_buckets(buckets: Sequence[int], max_tokens: int | None) -> tuple[int, ...]:
-    """Buckets that the user named: ascending, without repeats, none above `max_tokens`."""
-    return tuple(sorted({b for b in buckets if max_tokens is None or b <= max_tokens}))
+def own_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
+    """Buckets that the user named: ascending, without repeats."""
+    return tuple(sorted(set(buckets)))

@@ -1,20 +1,71 @@
-"""What a model's config.json says about its matrix products."""
+"""What a model's config.json says about its matrix products, before the model is spread over ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .problems import Problems
 
-# model_type values whose layers are laid out as `gemms.py` assumes; anything else would be a guess.
+# model_type values whose layers are laid out as `parts.py` assumes; for any other a plan would be a guess.
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
-KNOWN = DENSE
+DTYPES = ("bfloat16", "float16", "float32")
+LARGEST_SIZE = 1 << 24
+MOST_LAYERS = 4096
+
+
+@dataclass(frozen=True)
+class MoeKeys:
+    """Where one family keeps its MoE facts in config.json, and what its modules are called below a layer."""
+
+    experts: str
+    intermediate: str
+    router: str = "mlp.gate"
+    modules: str = "mlp.experts"
+    mla: bool = False
+
+
+MOE = {
+    "mixtral": MoeKeys("num_local_experts", "intermediate_size", "block_sparse_moe.gate", "block_sparse_moe.experts"),
+    "qwen3_moe": MoeKeys("num_experts", "moe_intermediate_size"),
+    "gpt_oss": MoeKeys("num_local_experts", "intermediate_size", "mlp.router"),
+    "deepseek_v2": MoeKeys("n_routed_experts", "moe_intermediate_size", mla=True),
+    "deepseek_v3": MoeKeys("n_routed_experts", "moe_intermediate_size", mla=True),
+    "kimi_k2": MoeKeys("n_routed_experts", "moe_intermediate_size", mla=True),
+}
+KNOWN = (*DENSE, *MOE)
+
+
+@dataclass(frozen=True)
+class Mla:
+    """Multi-head latent attention: ranks of the low-rank projections (`q_rank` 0: none) and sizes per head."""
+
+    q_rank: int
+    kv_rank: int
+    nope: int
+    rope: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Moe:
+    """The MoE layers: which they are, experts per layer and per token, channels of one expert and of the shared one."""
+
+    layers: tuple[int, ...]
+    experts: int
+    top_k: int
+    intermediate: int
+    shared: int = 0
+    groups: int = 0
+    top_groups: int = 0
+    bias: bool = False
+    activation: str = "swiglu"
+    keys: MoeKeys = field(default=MOE["mixtral"])
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Sizes in elements, of the whole model before it is spread over ranks; `dtype` is a torch dtype name."""
+    """Sizes in elements of the whole model. `dtype` is a torch dtype name, `drafts` counts draft (MTP) layers."""
 
     name: str
     family: str
@@ -26,37 +77,124 @@ class Facts:
     kv_heads: int
     head_dim: int
     vocab: int
+    moe: Moe | None = None
+    mla: Mla | None = None
+    drafts: int = 0
+    parts_left_out: tuple[str, ...] = ()
 
 
-def _size(config: Mapping[str, object], name: str, problems: Problems, default: int | None = None) -> int:
-    value = config.get(name)
-    if value is None and default is not None:
-        return default
-    if type(value) is not int or value < 1:
-        shown = "is missing" if name not in config else f"is {value!r}, not a positive whole number"
-        problems.add(f"config.json: {name} {shown}", "is this the config.json of a language model?")
-        return 1
-    return value
+class _Reader:
+    """Reads sizes of one config and notes what is missing or wrong; a wrong size reads as 1."""
+
+    def __init__(self, config: Mapping[str, object], problems: Problems) -> None:
+        self.config = config
+        self.problems = problems
+
+    def size(self, name: str, default: int | None = None, *, least: int = 1, most: int = LARGEST_SIZE) -> int:
+        value = self.config.get(name)
+        if value is None and default is not None:
+            return default
+        if type(value) is int and least <= value <= most:
+            return value
+        if value is None:
+            self.problems.add(f"config.json: {name} is missing", "is this the config.json of a language model?")
+        else:
+            self.problems.add(f"config.json: {name} is {value!r}, not a whole number from {least} to {most}")
+        return max(1, least)
+
+    def indices(self, name: str) -> frozenset[int]:
+        value = self.config.get(name) or ()
+        if isinstance(value, (list, tuple)) and all(type(i) is int for i in value):
+            return frozenset(value)
+        self.problems.add(f"config.json: {name} is {value!r}, not a list of layer numbers")
+        return frozenset()
+
+
+def _dtype(config: Mapping[str, object], problems: Problems) -> str:
+    dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix("torch.")
+    if dtype not in DTYPES:
+        problems.add(f"config.json: torch_dtype is {dtype!r}", f"known: {', '.join(DTYPES)}")
+    return dtype
+
+
+def _moe_layers(family: str, read: _Reader, layers: int) -> tuple[int, ...]:
+    """Which decoder layers hold experts; families differ in how they say it."""
+    if family == "qwen3_moe":
+        step, dense = read.size("decoder_sparse_step", 1), read.indices("mlp_only_layers")
+        return tuple(i for i in range(layers) if i not in dense and (i + 1) % step == 0)
+    if MOE[family].mla:
+        first, step = read.size("first_k_dense_replace", 0, least=0), read.size("moe_layer_freq", 1)
+        return tuple(i for i in range(layers) if i >= first and i % step == 0)
+    return tuple(range(layers))
+
+
+def _moe(family: str, read: _Reader, layers: int) -> Moe | None:
+    keys = MOE.get(family)
+    if keys is None or (keys.mla and read.config.get(keys.experts) is None):
+        return None
+    inner = read.size(keys.intermediate)
+    experts = read.size(keys.experts)
+    top_k = read.size("num_experts_per_tok")
+    if top_k > experts:
+        read.problems.add(f"config.json: num_experts_per_tok {top_k} is more than {experts} experts")
+    oai = family == "gpt_oss"
+    return Moe(
+        layers=_moe_layers(family, read, layers),
+        experts=experts,
+        top_k=top_k,
+        intermediate=inner,
+        shared=inner * read.size("n_shared_experts", 0, least=0) if keys.mla else 0,
+        groups=read.size("n_group", 0, least=0) if keys.mla else 0,
+        top_groups=read.size("topk_group", 0, least=0) if keys.mla else 0,
+        bias=oai,
+        activation="swiglu_oai" if oai else "swiglu",
+        keys=keys,
+    )
+
+
+def _mla(family: str, read: _Reader) -> Mla | None:
+    if family not in MOE or not MOE[family].mla:
+        return None
+    return Mla(
+        q_rank=read.size("q_lora_rank", 0),
+        kv_rank=read.size("kv_lora_rank"),
+        nope=read.size("qk_nope_head_dim"),
+        rope=read.size("qk_rope_head_dim"),
+        value=read.size("v_head_dim"),
+    )
 
 
 def read_facts(name: str, config: Mapping[str, object], problems: Problems) -> Facts:
-    """Read the facts of one model; what is missing or wrong is added to `problems`."""
+    """Read the facts of one model; what is missing or wrong is added to `problems`.
+
+    Of a model with several towers only the language model (`text_config`) is read, and the rest is named as left out.
+    """
+    left: tuple[str, ...] = ()
+    inner = config.get("text_config")
+    if isinstance(inner, Mapping) and "hidden_size" not in config:
+        left = tuple(sorted(k.removesuffix("_config") for k in config if k in ("vision_config", "audio_config")))
+        config = {"torch_dtype": config.get("torch_dtype") or config.get("dtype"), **inner}
     family = str(config.get("model_type", ""))
     if family not in KNOWN:
         problems.add(
-            f"config.json: model_type {family!r} is not one that this pipeline can plan",
-            f"known: {', '.join(sorted(KNOWN))}",
+            f"config.json: model_type {family!r} is not one that can be planned", f"known: {', '.join(sorted(KNOWN))}"
         )
-    hidden, heads = _size(config, "hidden_size", problems), _size(config, "num_attention_heads", problems)
+    read = _Reader(config, problems)
+    layers = read.size("num_hidden_layers", most=MOST_LAYERS)
+    hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
     return Facts(
         name=name,
         family=family,
-        dtype=str(config.get("torch_dtype") or config.get("dtype") or "bfloat16"),
-        layers=_size(config, "num_hidden_layers", problems),
+        dtype=_dtype(config, problems),
+        layers=layers,
         hidden=hidden,
-        intermediate=_size(config, "intermediate_size", problems),
+        intermediate=read.size("intermediate_size"),
         heads=heads,
-        kv_heads=_size(config, "num_key_value_heads", problems, default=heads),
-        head_dim=_size(config, "head_dim", problems, default=max(1, hidden // heads)),
-        vocab=_size(config, "vocab_size", problems),
+        kv_heads=read.size("num_key_value_heads", default=heads),
+        head_dim=read.size("head_dim", default=max(1, hidden // heads)),
+        vocab=read.size("vocab_size"),
+        moe=_moe(family, read, layers) if family in MOE else None,
+        mla=_mla(family, read),
+        drafts=read.size("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS),
+        parts_left_out=left,
     )

@@ -1,8 +1,9 @@
-"""MODEL: the name of a bundled model, or a path to a config.json or to the folder that holds one."""
+"""MODEL: the name of a bundled model, a path to a config.json or to the folder that holds one, or a hub id."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 from pipeline.contract.errors import UsageError
 
 BUNDLED = Path(__file__).resolve().parent.parent / "models"
+LARGEST_FILE = 8 << 20  # bytes; a config.json has a few thousand
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
 
 class ModelUnknown(UsageError):
-    """No bundled model and no path has this name."""
+    """No bundled model, path or hub id has this name."""
 
 
 class ModelUnreadable(UsageError):
@@ -37,30 +40,49 @@ def bundled_names() -> list[str]:
 
 def _load(path: Path) -> Mapping[str, Any]:
     try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise ModelUnreadable(
+                f"{path} is too large for a config.json", hint="MODEL takes a config.json, not weights"
+            )
         value = json.loads(path.read_bytes())
     except json.JSONDecodeError as error:
         raise ModelUnreadable(
             f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}", hint="download the model's config.json again"
         ) from None
-    except UnicodeDecodeError:
-        raise ModelUnreadable(f"{path}: not UTF-8 text", hint="MODEL takes a config.json, not weights") from None
+    except (UnicodeDecodeError, RecursionError):
+        raise ModelUnreadable(f"{path}: not JSON text", hint="MODEL takes a config.json, not weights") from None
     except OSError as error:
         raise ModelUnreadable(
             f"{path}: {error.strerror}", hint="check the path and that you may read the file"
         ) from None
     if not isinstance(value, dict):
-        raise ModelUnreadable(
-            f"{path}: {type(value).__name__}, not a JSON object", hint="MODEL takes a model's config.json"
-        )
+        raise ModelUnreadable(f"{path} holds no JSON object", hint="MODEL takes a model's config.json")
     return value
 
 
 def _bundled(model: str) -> Found | None:
+    wanted = model.casefold()
     for name in bundled_names():
-        if name.casefold() == model.casefold():
+        if name.casefold() == wanted:
             value = _load(BUNDLED / f"{name}.json")
             return Found(name, str(value["source"]), value["config"])
+    if "/" in model:
+        for name in bundled_names():  # a hub id whose facts are here needs no network
+            value = _load(BUNDLED / f"{name}.json")
+            if str(value.get("hub", "")).casefold() == wanted:
+                return Found(name, str(value["source"]), value["config"])
     return None
+
+
+def _beside(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Older modelopt checkpoints keep their quantization in a file of its own beside config.json."""
+    beside = path.parent / "hf_quant_config.json"
+    if "quantization_config" in config or not beside.is_file():
+        return config
+    inner = _load(beside).get("quantization")
+    if not isinstance(inner, dict):
+        raise ModelUnreadable(f"{beside} has no quantization", hint="download the checkpoint's files again")
+    return {**config, "quantization_config": {"quant_method": "modelopt", **inner}}
 
 
 def _from_path(path: Path) -> Found:
@@ -69,26 +91,33 @@ def _from_path(path: Path) -> Found:
             raise ModelUnreadable(f"{path} holds no config.json", hint="MODEL takes a model's folder or config.json")
         path = path / "config.json"
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
-    return Found(name or "model", str(path), _load(path))
+    return Found(name or "model", str(path), _beside(path, _load(path)))
+
+
+def _near(model: str) -> str:
+    import difflib
+
+    folded = {name.casefold(): name for name in bundled_names()}
+    near = difflib.get_close_matches(model.rpartition("/")[2].casefold(), folded, n=1, cutoff=0.5)
+    return f"did you mean {folded[near[0]]}? " if near else ""
 
 
 def find_model(model: str) -> Found:
-    """Find a model; raise `ModelUnknown` (with near names) or `ModelUnreadable`."""
+    """Find a model; raise `ModelUnknown` (with near names), `ModelUnreadable` or `HubRefused`."""
     model = model.strip()
     if found := _bundled(model):
         return found
-    path = Path(model).expanduser()
-    if model and path.exists():
-        return _from_path(path)
+    try:
+        exists = bool(model) and Path(model).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # too long, no such user, a NUL
+        exists = False
+    if exists:
+        return _from_path(Path(model).expanduser())
     if model.endswith(".json") or model.startswith((".", "/", "~")):
         raise ModelUnreadable(f"{model}: no such file or folder", hint="MODEL takes a model's folder or config.json")
-    import difflib
+    offer = f"{_near(model)}models: {', '.join(bundled_names())}; or a path to a config.json"
+    if HUB_ID.fullmatch(model):
+        from .hub import fetch_config
 
-    names = bundled_names()
-    folded = {name.casefold(): name for name in names}
-    near = difflib.get_close_matches(model.casefold(), folded, n=1, cutoff=0.5)
-    hint = f"did you mean {folded[near[0]]}? " if near else ""
-    raise ModelUnknown(
-        f"there is no model {model!r}",
-        hint=f"{hint}models: {', '.join(names)}; or a path to a config.json",
-    )
+        return Found(model.partition("@")[0].rpartition("/")[2], model, _load(fetch_config(model, offer)))
+    raise ModelUnknown(f"there is no model {model!r}", hint=f"{offer} or a hub id")

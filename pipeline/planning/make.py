@@ -2,41 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.contract.digest import sha256_json
 from pipeline.contract.plan import Layout, OpPlan, Plan, Untuned
 
+from .abilities import MOE_KEY_TOLD_APART, abilities
 from .buckets import default_buckets, own_buckets
-from .facts import read_facts
+from .facts import Facts, read_facts
 from .find import find_model
-from .gemms import Gemm, gemms
-from .problems import Problems
+from .ops import CUDNN_BF16, Context, choose
+from .parts import model_parts
+from .problems import PlanRefused, Problems
+from .quant import read_quantization
+from .remarks import left_beside, remarks
+from .target import TUNED_AS, Target, check_backends, gpu_arch
 
 SEED = 20240229
-
-
-def _cpu_op(gemm: Gemm, buckets: tuple[int, ...]) -> OpPlan:
-    return OpPlan(
-        name=gemm.name,
-        op="cpu_mm",
-        shape={"n": gemm.n, "k": gemm.k},
-        dtypes={"a": "float32", "b": "float32", "out": "float32"},
-        buckets=buckets,
-        layers=gemm.layers,
-    )
+MOST_RANKS = 1024
 
 
 def _merged(planned: Sequence[OpPlan]) -> tuple[OpPlan, ...]:
-    """One op for all that would be tuned alike, its names joined with `+`."""
+    """One op for all that would be tuned alike: names joined with `+`, held by the ranks of either."""
     groups: dict[str, list[OpPlan]] = {}
     for op in planned:
-        groups.setdefault(sha256_json(op.meaning()), []).append(op)
+        groups.setdefault(sha256_json({**op.meaning(), "ranks": []}), []).append(op)
     return tuple(
-        replace(same[0], name="+".join(op.name for op in same), layers=sum(op.layers for op in same))
+        replace(
+            same[0],
+            name="+".join(op.name for op in same),
+            layers=sum(op.layers for op in same),
+            ranks=tuple(sorted({r for op in same for r in op.ranks})) if all(op.ranks for op in same) else (),
+            notes=tuple(dict.fromkeys(note for op in same for note in op.notes)),
+        )
         for same in groups.values()
     )
+
+
+def _told_apart(planned: Sequence[OpPlan], version: str) -> tuple[list[OpPlan], list[Untuned]]:
+    """Refuse MoE layers that one file cannot hold: different layers of equal shapes, where keys are shapes alone."""
+    keys: dict[tuple[int, ...], set[str]] = {}
+    for op in planned:
+        if op.op == "cutlass_fused_moe":
+            keys.setdefault(_file_key(op), set()).add(sha256_json(op.meaning()))
+    clash = {key for key, meanings in keys.items() if len(meanings) > 1}
+    lost = [op for op in planned if op.op == "cutlass_fused_moe" and _file_key(op) in clash]
+    reason = (
+        f"FlashInfer {version} writes only tensor shapes into this op's keys, so that these layers would overwrite "
+        f"each other; {MOE_KEY_TOLD_APART} tells them apart"
+    )
+    return [op for op in planned if op not in lost], [Untuned(op.name, reason) for op in lost]
+
+
+def _file_key(op: OpPlan) -> tuple[int, ...]:
+    return tuple(op.shape[name] for name in ("local_experts", "intermediate", "hidden"))
+
+
+def _near(word: str, known: Sequence[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}? known: {', '.join(known)}" if close else f"known: {', '.join(known)}"
+
+
+def _asked_for(
+    planned: Sequence[OpPlan], ops: Sequence[str] | None, skip_ops: Sequence[str], problems: Problems
+) -> tuple[list[OpPlan], list[Untuned]]:
+    """What `--ops` keeps and `--skip-ops` leaves."""
+    names = [*dict.fromkeys(op.name for op in planned), *TUNED_AS]
+    for word in ops or ():
+        if word not in names:
+            problems.add(f"--ops {word}: no such op in this plan", _near(word, names))
+    skippable = [*TUNED_AS, *(tuned for all_of in TUNED_AS.values() for tuned in all_of if tuned not in TUNED_AS)]
+    for word in skip_ops:
+        if word not in skippable:
+            problems.add(f"--skip-ops {word}: FlashInfer tunes no such op here", _near(word, skippable))
+    kept: list[OpPlan] = []
+    left: list[Untuned] = []
+    for op in planned:
+        if op.op in skip_ops or set(TUNED_AS[op.op]) <= set(skip_ops):
+            left.append(Untuned(op.name, "--skip-ops leaves it to FlashInfer's default"))
+        elif ops and not {op.name, op.op} & set(ops):
+            left.append(Untuned(op.name, "not among --ops"))
+        else:
+            kept.append(op)
+    return kept, left
+
+
+def _grouped(untuned: Sequence[Untuned]) -> tuple[Untuned, ...]:
+    """One line for each reason, the names joined with `+`."""
+    reasons: dict[str, list[str]] = {}
+    for part in untuned:
+        reasons.setdefault(part.reason, []).append(part.name)
+    return tuple(Untuned("+".join(dict.fromkeys(names)), reason) for reason, names in reasons.items())
+
+
+def _check_layout(layout: Layout, problems: Problems) -> None:
+    for name in ("tp", "ep", "pp", "dp"):
+        size = getattr(layout, name)
+        if type(size) is not int or not 1 <= size <= MOST_RANKS:
+            problems.add(f"{name.upper()}={size} is not a number of ranks", f"{name.upper()} takes 1 to {MOST_RANKS}")
+
+
+def _buckets(device: str, buckets: Sequence[int] | None, max_tokens: int | None, problems: Problems) -> tuple[int, ...]:
+    if not buckets:
+        return default_buckets(device, max_tokens)
+    counts = own_buckets(buckets)
+    if counts[0] < 1:
+        problems.add(f"bucket {counts[0]} is not a number of tokens")
+    if max_tokens is not None and counts[-1] > max_tokens:
+        problems.add(f"bucket {counts[-1]} is above --max-tokens={max_tokens}", "leave one of the two out")
+    return counts
 
 
 def make_plan(
@@ -51,31 +128,47 @@ def make_plan(
     round_up: bool = False,
     skip_ops: Sequence[str] = (),
     ops: Sequence[str] | None = None,
+    backends: Mapping[str, Sequence[str]] | None = None,
     seed: int = SEED,
     problems: Problems | None = None,
 ) -> Plan:
     """Make the plan of one model; raise `ModelUnknown`, `ModelUnreadable`, or `PlanRefused` with every problem.
 
-    `ops`, where given, are the only ones planned, by name of the adapter or of the product. `problems` are those that
-    the caller has found already, to be told together.
+    `max_tokens` and `buckets` count the tokens of one batch. `ops`, where given, are the only ones planned, by adapter
+    or by product. `backends` maps adapters to the backends that compete there. `problems` are those that the caller
+    has found already, to be told together.
     """
     problems = problems or Problems()
+    _check_layout(layout, problems)
+    if device == "cuda" and arch:
+        arch = gpu_arch(arch, problems)
+    elif device != "cpu":
+        problems.add(f"device {device!r} with architecture {arch!r} cannot be planned for", "say cpu, or cuda and 90a")
+    target = Target(device, arch)
+    able = abilities(flashinfer_version, problems)
+    check_backends(backends or {}, target, problems, cudnn_bf16="" if able.cudnn_bf16_found_again else CUDNN_BF16)
+    counts = _buckets(device, buckets, max_tokens, problems)
     found = find_model(model)
-    facts = read_facts(found.name, found.config, problems)
+    facts, quantization = read_facts(found.name, found.config, problems), read_quantization(found.config, problems)
     problems.check()
-    products = gemms(facts, layout, problems)
-    if device != "cpu":
-        problems.add(f"device {device!r} cannot be planned yet", "plan with --device cpu")
+    parts = model_parts(facts, layout, quantization, problems)
     problems.check()
-    counts = own_buckets(buckets, max_tokens) if buckets else default_buckets(device, max_tokens)
+    context = Context(facts, target, flashinfer_version, able, counts, backends or {})
     planned: list[OpPlan] = []
     untuned: list[Untuned] = []
-    for op in (_cpu_op(gemm, counts) for gemm in products):
-        if ops is not None and op.name not in ops and op.op not in ops:
-            untuned.append(Untuned(op.name, "not among --ops"))
-        else:
-            planned.append(op)
-    return Plan(
+    for part in parts:
+        chosen, left = choose(part, context)
+        planned += chosen
+        untuned += left
+    planned, skipped = _asked_for(planned, ops, skip_ops, problems)
+    lost: list[Untuned] = []
+    if not able.moe_keys_differ:
+        planned, lost = _told_apart(planned, flashinfer_version)
+    problems.check()
+    untuned = [*untuned, *lost, *skipped, *left_beside(facts)]
+    if not planned:
+        raise _nothing(facts, target, untuned)
+    plan = Plan(
         model=facts.name,
         device=device,
         arch=arch,
@@ -83,7 +176,16 @@ def make_plan(
         layout=layout,
         ops=_merged(planned),
         round_up=round_up,
-        skip_ops=tuple(skip_ops),
+        skip_ops=tuple(dict.fromkeys(skip_ops)),
         seed=seed,
-        untuned=tuple(untuned),
+        untuned=_grouped(untuned),
+    )
+    return replace(plan, notes=remarks(plan, facts, quantization, own=bool(buckets)))
+
+
+def _nothing(facts: Facts, target: Target, untuned: Sequence[Untuned]) -> PlanRefused:
+    return PlanRefused(
+        f"nothing of {facts.name} can be tuned on {target.arch}",
+        hint="the reasons are above; plan another model, architecture or set of --ops",
+        details=[f"{part.name}: {part.reason}" for part in _grouped(untuned)],
     )

@@ -1,0 +1,52 @@
+"""What the pinned FlashInfer can write to a cache file and find again, by version.
+
+Read in the published packages 0.6.16.post3, 0.6.17, 0.6.18, 0.6.18.post1, 0.7.0, 0.7.1, 0.7.2, 0.7.2.post1 and 0.7.4:
+
+- the cuBLASLt runner of `mm_bf16` puts the real token count into the key, so that an entry answers only a call with
+  exactly a tuned count; and the workspace's size is part of every `bf16_gemm` key, which cuDNN resizes while it is
+  tuned, so that its entries are lost. Both up to 0.7.2.post1, neither in 0.7.4.
+- `cutlass_fused_moe` writes only tensor shapes into the key up to 0.6.17: layers that differ in dtype, top_k or
+  parallel sizes collide and the last one wins. From 0.6.18 to 0.7.1 the key also holds the rank; from 0.7.2 all but
+  the rank.
+- `cutlass_fused_moe` with fp8 block scales returns from profiling without running anything, in all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .problems import Problems
+
+BF16_MENDED = "0.7.4"
+MOE_KEY_TOLD_APART = "0.6.18"
+MOE_KEY_WITHOUT_RANK = "0.7.2"
+NEWEST_READ = "0.7.4"
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """True is sound. `exact_only`: tuned `mm_bf16` entries answer exact token counts alone."""
+
+    exact_only: bool
+    cudnn_bf16_found_again: bool
+    moe_keys_differ: bool
+    moe_keys_hold_rank: bool
+
+
+def abilities(version: str, problems: Problems) -> Abilities:
+    """The abilities of one FlashInfer version; one that cannot be read is a problem."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        pinned = Version(version)
+    except InvalidVersion:
+        problems.add(f"FlashInfer version {version!r} is not a version", "write it as in 0.6.16.post3")
+        return Abilities(True, False, False, False)
+    mended = pinned >= Version(BF16_MENDED)
+    apart = pinned >= Version(MOE_KEY_TOLD_APART)
+    return Abilities(
+        exact_only=not mended,
+        cudnn_bf16_found_again=mended,
+        moe_keys_differ=apart,
+        moe_keys_hold_rank=apart and pinned < Version(MOE_KEY_WITHOUT_RANK),
+    )

@@ -1,0 +1,212 @@
+"""How a model's weights are quantized: `quantization_config` of config.json → the scheme of each module.
+
+Formats read: `fp8` (with and without `weight_block_size`), `fbgemm_fp8`, `modelopt` (FP8, NVFP4, MXFP8),
+`compressed-tensors` (float 8 and 4 bits), `mxfp4`. Anything else is a scheme of its own that no FlashInfer op takes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from .problems import Problems
+
+
+class Kind(StrEnum):
+    """What the numbers of a weight are, and how far one scale reaches."""
+
+    NONE = "unquantized"
+    FP8_TENSOR = "fp8 per tensor"
+    FP8_CHANNEL = "fp8 per channel"
+    FP8_BLOCK = "fp8 block"
+    NVFP4 = "nvfp4"
+    MXFP4 = "mxfp4"
+    MXFP8 = "mxfp8"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A kind, and the block `(n, k)` in elements that one scale covers; `label` names a foreign scheme."""
+
+    kind: Kind
+    block: tuple[int, int] = (1, 1)
+    label: str = ""
+
+    def __str__(self) -> str:
+        if self.kind is Kind.FP8_BLOCK:
+            return f"fp8 block {self.block[0]}×{self.block[1]}"
+        return self.label or self.kind.value
+
+
+NONE = Scheme(Kind.NONE)
+FP8_TENSOR = Scheme(Kind.FP8_TENSOR)
+FP8_CHANNEL = Scheme(Kind.FP8_CHANNEL)
+NVFP4 = Scheme(Kind.NVFP4, (1, 16))
+MXFP4 = Scheme(Kind.MXFP4, (1, 32))
+MXFP8 = Scheme(Kind.MXFP8, (1, 32))
+
+
+def other(label: str) -> Scheme:
+    """A scheme that no FlashInfer op takes, by the name that the config gives it."""
+    return Scheme(Kind.OTHER, label=label)
+
+
+@dataclass(frozen=True)
+class Modules:
+    """A set of modules: dotted parts of their names, `*` and `?` as in a shell, or `re:` and an expression."""
+
+    patterns: tuple[str, ...] = ()
+
+    @cached_property
+    def _plain(self) -> frozenset[str]:
+        return frozenset(p for p in self.patterns if not p.startswith("re:") and not re.search(r"[*?\[]", p))
+
+    @cached_property
+    def expressions(self) -> tuple[re.Pattern[str], ...]:
+        """The patterns that are no plain names, compiled; raises `re.error`."""
+        found = []
+        for pattern in self.patterns:
+            if pattern in self._plain:
+                continue
+            if pattern.startswith("re:"):
+                found.append(re.compile(pattern[3:]))
+            else:
+                inner = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+                found.append(re.compile(rf"(?:.*\.)?{inner}(?:\..*)?$"))
+        return tuple(found)
+
+    def __contains__(self, name: str) -> bool:
+        if self._plain:
+            parts = name.split(".")
+            spans = (".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1))
+            if not self._plain.isdisjoint(spans):
+                return True
+        return any(expression.match(name) for expression in self.expressions)
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """The scheme of each module: the first group whose targets hold it, unless it is among the ignored."""
+
+    groups: tuple[tuple[Modules | None, Scheme], ...] = ()
+    ignored: Modules = field(default_factory=Modules)
+    experts_only: bool = False
+
+    def scheme(self, modules: Sequence[str], *, experts: bool = False) -> Scheme:
+        """The scheme of a product whose weight is made of `modules` (merged projections are quantized alike)."""
+        if self.experts_only and not experts:
+            return NONE
+        if any(name in self.ignored for name in modules):
+            return NONE
+        for targets, scheme in self.groups:
+            if targets is None or any(name in targets for name in modules):
+                return scheme
+        return NONE
+
+
+def _strings(value: object) -> Iterable[str]:
+    return [str(v) for v in value] if isinstance(value, (list, tuple)) else []
+
+
+def _block(value: object) -> tuple[int, int] | None:
+    if isinstance(value, (list, tuple)) and len(value) == 2 and all(type(v) is int and v > 0 for v in value):
+        return value[0], value[1]
+    return None
+
+
+def _float8(weights: Mapping[str, Any], activations: Mapping[str, Any]) -> Scheme:
+    strategy = str(weights.get("strategy") or "tensor")
+    if strategy == "block":
+        return Scheme(Kind.FP8_BLOCK, _block(weights.get("block_structure")) or (128, 128))
+    if strategy == "group":
+        return MXFP8 if weights.get("group_size") == 32 else other(f"fp8 groups of {weights.get('group_size')}")
+    if not activations:
+        return other("fp8 weights alone")
+    if strategy == "tensor" and str(activations.get("strategy") or "tensor") == "tensor":
+        return FP8_TENSOR
+    return FP8_CHANNEL
+
+
+def _group(group: Mapping[str, Any]) -> Scheme:
+    """One entry of `config_groups`, as compressed-tensors and modelopt write them."""
+    weights, activations = group.get("weights") or {}, group.get("input_activations") or {}
+    if not isinstance(weights, Mapping) or not isinstance(activations, Mapping):
+        return other("config_groups that cannot be read")
+    bits, kind = weights.get("num_bits"), str(weights.get("type", "int"))
+    if kind == "float" and bits == 8:
+        return _float8(weights, activations)
+    if kind == "float" and bits == 4:
+        size = weights.get("group_size")
+        if not activations:
+            return other("fp4 weights alone")
+        return {16: NVFP4, 32: MXFP4}.get(size if type(size) is int else 0) or other(f"fp4 groups of {size}")
+    return other(f"{kind}{bits}")
+
+
+def _config_groups(config: Mapping[str, Any]) -> tuple[tuple[Modules | None, Scheme], ...]:
+    found: list[tuple[Modules | None, Scheme]] = []
+    groups = config.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        if isinstance(group, Mapping):
+            targets = tuple(_strings(group.get("targets")))
+            # `Linear` is the class of every projection, not a name
+            found.append((None if not targets or "Linear" in targets else Modules(targets), _group(group)))
+    return tuple(found)
+
+
+_MODELOPT = {
+    "FP8": FP8_TENSOR,
+    "FP8_PER_CHANNEL_PER_TOKEN": FP8_CHANNEL,
+    "NVFP4": NVFP4,
+    "MXFP8": MXFP8,
+}
+
+
+def _one_scheme(method: str, config: Mapping[str, Any]) -> Scheme | None:
+    """The scheme of a method that has only one for the whole model; None where `config_groups` say it."""
+    if method == "fp8":
+        if config.get("weight_block_size") is None:
+            return FP8_TENSOR
+        block = _block(config["weight_block_size"])
+        return Scheme(Kind.FP8_BLOCK, block) if block else other("fp8 with an unreadable block")
+    if method.startswith("modelopt"):
+        algorithm = str(config.get("quant_algo") or "").upper()
+        return _MODELOPT.get(algorithm) or (other(f"{method} {algorithm}") if algorithm else None)
+    return {"fbgemm_fp8": FP8_CHANNEL, "mxfp4": MXFP4, "compressed-tensors": None}.get(method, other(method))
+
+
+def _groups(method: str, config: Mapping[str, Any]) -> tuple[tuple[Modules | None, Scheme], ...]:
+    scheme = _one_scheme(method, config)
+    return ((None, scheme),) if scheme else _config_groups(config)
+
+
+def read_quantization(config: Mapping[str, object], problems: Problems) -> Quantization:
+    """Read `quantization_config` of a config.json; a model without one is unquantized."""
+    value = config.get("quantization_config") or config.get("compression_config")
+    if value is None:
+        return Quantization()
+    if not isinstance(value, Mapping):
+        problems.add(f"config.json: quantization_config is {type(value).__name__}, not an object")
+        return Quantization()
+    method = str(value.get("quant_method") or "").lower()
+    if not method:
+        problems.add("config.json: quantization_config has no quant_method")
+        return Quantization()
+    ignored = [
+        name
+        for key in ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
+        for name in _strings(value.get(key))
+    ]
+    for pattern in ignored:
+        try:
+            _ = Modules((pattern,)).expressions
+        except re.error as error:
+            problems.add(f"config.json: quantization_config names {pattern!r}, which is no expression: {error}")
+    if problems.found:
+        return Quantization()
+    return Quantization(_groups(method, value), Modules(tuple(ignored)), experts_only=method == "mxfp4")

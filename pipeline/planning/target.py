@@ -1,0 +1,103 @@
+"""What a plan is made for: a device, its architecture, and the backends that may compete there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .problems import Problems
+
+# adapter -> the names under which FlashInfer's AutoTuner knows what it calls
+TUNED_AS: dict[str, tuple[str, ...]] = {
+    "cpu_mm": ("cpu_mm",),
+    "mm_bf16": ("bf16_gemm",),
+    "bmm_fp8": ("fp8_gemm",),
+    "mm_fp4": ("fp4_gemm",),
+    "mm_mxfp8": ("mxfp8_gemm",),
+    "cutlass_fused_moe": ("trtllm::fused_moe::gemm1", "trtllm::fused_moe::gemm2"),
+    "trtllm_fp8_block_scale_moe": ("flashinfer::trtllm_fp8_block_scale_moe",),
+    "trtllm_fp4_block_scale_moe": ("flashinfer::trtllm_fp4_block_scale_moe",),
+}
+TRTLLM_GEN = (100, 103)
+BLACKWELL = (100, 103, 110, 120, 121)
+HOPPER_ON = (90, *BLACKWELL)
+KNOWN_SM = (80, 86, 87, 89, *HOPPER_ON)
+
+# adapter -> backend -> compute capabilities, from the requirement checks of FlashInfer 0.6.16.post3
+BACKENDS: dict[str, dict[str, tuple[int, ...]]] = {
+    "mm_bf16": {
+        "cublaslt": KNOWN_SM,
+        "tinygemm": HOPPER_ON,
+        "cudnn": KNOWN_SM,
+        "cutlass": TRTLLM_GEN,
+        "tgv": TRTLLM_GEN,
+    },
+    "bmm_fp8": {"cublas": (89, *HOPPER_ON), "cudnn": (89, *HOPPER_ON), "cutlass": BLACKWELL},
+    "mm_fp4": {"cudnn": BLACKWELL, "cutlass": BLACKWELL, "cute-dsl": TRTLLM_GEN, "b12x": (120, 121)},
+    "mm_mxfp8": {"cutlass": BLACKWELL, "cudnn": BLACKWELL, "trtllm": TRTLLM_GEN, "cute-dsl": TRTLLM_GEN},
+}
+# The first backends compete unless others are asked for. cuBLAS and cuBLASLt answer both a caller that names them
+# and one that says backend="auto", and need nothing beside CUDA.
+USUAL: dict[str, tuple[str, ...]] = {
+    "mm_bf16": ("cublaslt", "cutlass"),
+    "bmm_fp8": ("cublas", "cutlass"),
+    "mm_fp4": ("cudnn", "cutlass"),
+    "mm_mxfp8": ("cutlass",),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """`device` is `cpu` or `cuda`, `arch` FlashInfer's name for it (`90a`, `cpu-x86_64`)."""
+
+    device: str
+    arch: str
+
+    @property
+    def sm(self) -> int:
+        """The compute capability times ten; 0 for a processor."""
+        found = re.match(r"(\d+)[af]?$", self.arch)
+        return int(found[1]) if found and self.device == "cuda" else 0
+
+
+def gpu_arch(text: str, problems: Problems) -> str:
+    """FlashInfer's spelling of a GPU architecture: 9.0a, sm_90a and sm90a are 90a, and so is 9.0."""
+    found = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)([af]?)", text.strip().lower())
+    sm = int(found[1] + found[2]) if found else 0
+    if not found or sm not in KNOWN_SM:
+        problems.add(
+            f"--arch {text} is no GPU architecture that can be planned for",
+            f"--arch takes one of {', '.join(f'{known}{_letter(known)}' for known in KNOWN_SM)}",
+        )
+        return text
+    return f"{sm}{found[3] or _letter(sm)}"
+
+
+def _letter(sm: int) -> str:
+    """The letter that FlashInfer adds itself (compilation_context.py): from 9.0 on it compiles for one architecture."""
+    return "" if sm < 90 else "f" if sm == 120 else "a"
+
+
+def backends(adapter: str, sm: int, asked: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """The backends that compete in one op; empty where the adapter has no choice of them."""
+    can = BACKENDS.get(adapter, {})
+    if adapter in asked:
+        return tuple(asked[adapter])
+    return tuple(name for name in USUAL.get(adapter, ()) if sm in can[name])
+
+
+def check_backends(asked: Mapping[str, Sequence[str]], target: Target, problems: Problems, *, cudnn_bf16: str) -> None:
+    """Add to `problems` what was asked for and does not exist; `cudnn_bf16` is the reason against that one, if any."""
+    for adapter, names in asked.items():
+        if adapter not in BACKENDS:
+            problems.add(f"--backends {adapter}: no choice of backends there", f"known: {', '.join(BACKENDS)}")
+            continue
+        can = [name for name, sms in BACKENDS[adapter].items() if target.sm in sms]
+        for name in names:
+            if name not in can:
+                problems.add(
+                    f"--backends {adapter}={name} does not exist on {target.arch}", f"there: {', '.join(can) or 'none'}"
+                )
+            elif adapter == "mm_bf16" and name == "cudnn" and cudnn_bf16:
+                problems.add(f"--backends mm_bf16=cudnn: {cudnn_bf16}", "take cublaslt")
