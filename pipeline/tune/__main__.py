@@ -1,0 +1,136 @@
+"""Arguments and exit codes of the tuner: `python -m pipeline.tune plan.json OUT`.
+
+With `--stage`, as a build step runs it, a failure is written to OUT/failure.json and the exit code is 0: a builder
+turns every code into 1, and the host reads the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from pipeline import log
+from pipeline.contract.errors import PipelineError, UsageError
+from pipeline.contract.exits import Exit
+from pipeline.contract.files import write_json
+from pipeline.contract.places import FAILURE_FILE
+
+from .diagnose import RankTrouble
+from .planfile import read_plan
+from .steps import RankStep
+
+
+class NothingPlanned(UsageError):
+    """The plan has no op."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.tune", description="Tune a plan on all ranks in step.", allow_abbrev=False
+    )
+    parser.add_argument("plan", type=Path, help="plan.json")
+    parser.add_argument("out", type=Path, metavar="OUT", help="directory to write <version>/<arch>/<hash>/ below")
+    parser.add_argument("--previous", type=Path, metavar="DIR", help="take up a sound cache below DIR")
+    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="bound of the process group, seconds")
+    parser.add_argument("--nproc", type=int, metavar="N", help="number of ranks (default: as planned)")
+    parser.add_argument("--stage", action="store_true", help="write failures to OUT/failure.json and end with 0")
+    return parser
+
+
+def _tune(arguments: argparse.Namespace) -> dict[str, object]:
+    from .rank import result_path
+    from .supervise import Crew, environment, supervise, temporary, torchrun
+
+    plan = read_plan(arguments.plan)
+    nproc = plan.layout.world if arguments.nproc is None else arguments.nproc
+    if nproc < 1 or not arguments.timeout > 0:
+        raise UsageError("--nproc and --timeout must be positive")
+    if not plan.ops:
+        raise NothingPlanned(
+            f"the plan of {plan.model} tunes nothing",
+            details=[f"{one.name}: {one.reason}" for one in plan.untuned],
+            hint="nothing to do for this model on this device",
+        )
+    buckets = sum(len(op.buckets) for op in plan.ops)
+    log.note(f"{plan.model}: {len(plan.ops)} ops, {buckets} buckets, {nproc} ranks on {plan.device} ({plan.arch})")
+
+    def tell(step: RankStep) -> None:
+        log.note(f"{step.op}/{len(plan.ops)} {step.step}" if step.step.startswith("tuning") else step.step)
+
+    with temporary() as work, log.step(f"tune on {nproc} ranks"):
+        crew = Crew(nproc, arguments.timeout, work, tell)
+        words = ["--plan", str(arguments.plan.resolve()), "--out", str(arguments.out.resolve()), "--work", str(work),
+                 "--timeout", str(arguments.timeout)]  # fmt: skip
+        if arguments.previous is not None:
+            words += ["--previous", str(arguments.previous.resolve())]
+        try:
+            supervise(crew, [(torchrun(crew, "pipeline.tune.worker", words), environment(work))])
+        except PipelineError as error:
+            error.log = _keep_log(work / "ranks.log", arguments.out)
+            raise
+        told: dict[str, object] = json.loads(result_path(work, 0).read_bytes())
+    return told
+
+
+def _keep_log(path: Path, out: Path) -> str:
+    """Put what the ranks printed beside where the cache would be."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        return str(shutil.copyfile(path, out / "ranks.log"))
+    except OSError:
+        return ""
+
+
+def _say(told: dict[str, object]) -> None:
+    notes, substitutions = told["notes"], told["substitutions"]
+    assert isinstance(notes, list) and isinstance(substitutions, list)
+    for note in notes:
+        log.note(str(note))
+    if substitutions:
+        log.warn("tuned on a CPU with FlashInfer's AutoTuner shimmed; this cache says nothing about any GPU:")
+        for line in substitutions:
+            log.note(f"  {line}")
+    print(json.dumps(told))  # noqa: T201 - data
+
+
+def main(words: list[str] | None = None) -> int:
+    """Tune, and turn errors into exit codes or into failure.json."""
+
+    def interrupted(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupted)
+    arguments = _parser().parse_args(words)
+    (arguments.out / FAILURE_FILE).unlink(missing_ok=True)
+    try:
+        told = _tune(arguments)
+    except PipelineError as error:
+        log.fail(error)
+        if not arguments.stage:
+            return int(error.exit_code)
+        ranks = [state.to_json() for state in error.states] if isinstance(error, RankTrouble) else []
+        write_json(
+            arguments.out / FAILURE_FILE,
+            {
+                "exit_code": int(error.exit_code),
+                "message": error.message,
+                "hint": error.hint,
+                "details": list(error.details),
+                "ranks": ranks,
+            },
+        )
+        return int(Exit.OK)
+    except KeyboardInterrupt:
+        log.note("interrupted; nothing was saved")
+        return int(Exit.INTERRUPTED)
+    _say(told)
+    return int(Exit.OK)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

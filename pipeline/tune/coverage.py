@@ -1,0 +1,148 @@
+"""Which entry answers each bucket of each op: asked of the real `search_cache`, with real inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from pipeline.contract.errors import TuningError
+from pipeline.contract.manifest import Covered
+from pipeline.contract.plan import OpPlan, Plan
+
+from . import flashinfer_api
+from .ops import Case
+from .tuner import Lookup, ObservedTuner, Sample
+
+if TYPE_CHECKING:
+    import torch
+
+_at = flashinfer_api.load()
+
+
+class CoverageMissing(TuningError):
+    """A bucket of the plan has no entry that answers for it; the tuning was partial."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an op: what the real `search_cache` was asked and answered, and the output."""
+
+    out: torch.Tensor
+    lookups: tuple[Lookup, ...]
+
+
+@contextmanager
+def settings(plan: Plan, op: OpPlan, *, tune: bool) -> Iterator[None]:
+    """FlashInfer's `autotune()` with this op's buckets, this plan's rounding and skip_ops.
+
+    Buckets and rounding enter every key, so tuning, checking and replaying must use the same; a server too.
+    """
+    with _at.autotune(tune, tuning_buckets=op.buckets, round_up=plan.round_up, skip_ops=set(plan.skip_ops)):
+        yield
+
+
+def call(tuner: ObservedTuner, case: Case, tokens: int) -> Call:
+    """Run an op once and return what it looked up."""
+    tuner.watch.clear()
+    out = case.call(tokens)
+    return Call(out, tuple(tuner.watch.lookups))
+
+
+def cover(tuner: ObservedTuner, plan: Plan, op: OpPlan, case: Case, measured: Measured) -> list[Covered]:
+    """Find the entry of every bucket of an op; raise `CoverageMissing` naming the buckets that have none."""
+    rows: list[Covered] = []
+    missing: list[str] = []
+    with settings(plan, op, tune=False):
+        for bucket in op.buckets:
+            seen = call(tuner, case, bucket).lookups
+            if not seen:
+                missing.append(f"{op.name} at {bucket} tokens: search_cache was never asked")
+            for lookup in seen:
+                if lookup.hit:
+                    rows.append(measured.row(op, bucket, lookup))
+                else:
+                    why = measured.why_missing(op, lookup)
+                    missing.append(f"{op.name} at {bucket} tokens: no entry answers, {why}; expected {lookup.key}")
+    if missing:
+        raise CoverageMissing(
+            f"{op.name}: {len(missing)} of {len(op.buckets)} buckets have no entry",
+            details=missing,
+            hint="nothing was saved; the details name each bucket, free memory or leave the op out with --skip-ops",
+        )
+    return rows
+
+
+class Measured:
+    """What was measured while tuning, by op of the plan and nearest profile: how each row came about."""
+
+    def __init__(self, earlier: Sequence[Covered] = ()) -> None:
+        self._samples: dict[tuple[str, str, Any], list[Sample]] = {}
+        self._earlier = {row.entry: row for row in earlier}
+
+    def add(self, op: OpPlan, samples: Sequence[Sample]) -> None:
+        """Keep the samples of one op."""
+        for sample in samples:
+            self._samples.setdefault((op.name, sample.custom_op, sample.profile), []).append(sample)
+
+    def row(self, op: OpPlan, bucket: int, lookup: Lookup) -> Covered:
+        """The manifest's row for a bucket that `lookup` answered."""
+        tried = self._samples.get((op.name, lookup.custom_op, lookup.profile), [])
+        note = _note(tried)
+        if not tried:  # another op of the plan has the same key, and was tuned first
+            tried = next((s for key, s in self._samples.items() if key[1:] == (lookup.custom_op, lookup.profile)), [])
+            note = "tuned with another op of the same key" if tried else ""
+        earlier = self._earlier.get(lookup.key)
+        if not tried and earlier is not None:
+            return replace(earlier, op=op.name, bucket=bucket, note="taken up from an earlier cache")
+        times = [s.time_ms for s in tried if (s.runner, s.tactic) == (lookup.runner, lookup.tactic)]
+        return Covered(
+            op=op.name,
+            bucket=bucket,
+            entry=lookup.key,
+            runner=lookup.runner,
+            tactic=lookup.tactic,
+            candidates=len(tried),
+            failed=sum(1 for s in tried if not isfinite(s.time_ms)),
+            time_ms=round(times[0], 6) if times and isfinite(times[0]) else None,
+            note=note,
+        )
+
+    def why_missing(self, op: OpPlan, lookup: Lookup) -> str:
+        """What is known about a bucket without an entry."""
+        tried = self._samples.get((op.name, lookup.custom_op, lookup.profile), [])
+        errors = sorted({s.error for s in tried if s.error})
+        if not tried:
+            return "nothing was measured"
+        return f"{len(tried)} tactics were tried, {len(errors) or 'none'} failed here: {'; '.join(errors[:3])}"
+
+
+def _note(tried: Sequence[Sample]) -> str:
+    alive = [s for s in tried if isfinite(s.time_ms)]
+    if len(alive) == 1:
+        return "one candidate: nothing to choose from"
+    return "the clock measured nothing" if all(s.time_ms == 0 for s in alive) else ""
+
+
+def replay_tokens(buckets: Sequence[int]) -> list[int]:
+    """The token counts of a replay, ascending: every bucket, bucket + 1, and halfway to the next.
+
+    Above the last bucket there is no halfway. `last + 1` is asked for too: with explicit buckets FlashInfer clamps
+    it to the last bucket whichever way it rounds, in 0.6.16.post3 and in 0.7.4 (`round_to_nearest_bucket`), so the
+    last bucket's entry must answer, and its tactic must be right one token above the size it was tuned at.
+    """
+    halfway = [(low + high) // 2 for low, high in pairwise(buckets)]
+    return sorted({*buckets, *(bucket + 1 for bucket in buckets), *halfway})
+
+
+def answering(op: OpPlan, plan: Plan, tokens: int) -> int:
+    """The bucket whose entry FlashInfer takes for a token count: the nearest below, or above with `round_up`.
+
+    Clamped to the first and the last bucket.
+    """
+    if plan.round_up:
+        return next((bucket for bucket in op.buckets if bucket >= tokens), op.buckets[-1])
+    return next((bucket for bucket in reversed(op.buckets) if bucket <= tokens), op.buckets[0])

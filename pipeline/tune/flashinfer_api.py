@@ -1,0 +1,147 @@
+"""Every name of FlashInfer that the tuner touches beyond its documented API, in one place.
+
+`load` checks them all at start, so that a FlashInfer that moved one of them fails with its name before anything is
+tuned, and not in the middle. Works with 0.6.16.post3 and 0.7.4; what only newer versions have is asked for with
+`getattr` and listed in `NEWER`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any
+
+from pipeline.contract.errors import TuningError
+
+from .agreement import Held
+
+MODULE = "flashinfer.autotuner.autotuner"
+
+# module -> names. Dotted names are attributes of a class. Public: the first line of each; the rest is private.
+NAMES: Mapping[str, tuple[str, ...]] = {
+    MODULE: (
+        "AutoTuner", "AutoTuner.choose_one", "AutoTuner.search_cache", "AutoTuner.save_configs",
+        "AutoTuner.load_configs", "AutoTuner.clear_cache", "AutoTuner.get", "TunableRunner", "TuningConfig",
+        "DynamicTensorSpec", "ConstraintSpec", "make_bucket_mapper", "autotune", "set_autotune_process_group",
+        "get_autotune_process_group",
+        "AutoTuner._instance", "AutoTuner._profile_single_kernel", "AutoTuner._find_nearest_profile",
+        "AutoTuner._get_cache_key", "AutoTuner._get_input_sizes", "AutoTuner._prepare_input_tensors_with_batches",
+        "_collect_metadata", "_METADATA_KEY", "_tactic_to_json", "_json_to_tactic", "delay_kernel",
+    ),
+    "flashinfer.version": ("__version__",),
+    "flashinfer.jit.env": ("FLASHINFER_WORKSPACE_DIR", "FLASHINFER_CACHE_DIR"),
+}  # fmt: skip
+
+# Attributes of an AutoTuner that __init__ makes.
+INSTANCE = ("profiling_cache", "_file_configs", "stats", "is_tuning_mode", "_blocklist", "_dirty", "_dirty_seq")
+
+# What 0.7 added; absent from 0.6.16.post3 and not needed there.
+NEWER = (
+    "get_trtllm_utils_module", "_file_config_policies", "_file_config_selections", "_profiling_cache_policies",
+    "_profiling_cache_selections",
+)  # fmt: skip
+
+
+class FlashInferMoved(TuningError):
+    """This FlashInfer lacks a name that the tuner needs."""
+
+
+class FlashInferMissing(TuningError):
+    """FlashInfer cannot be imported at all."""
+
+
+def load() -> Any:  # noqa: ANN401 - FlashInfer has no types
+    """Import FlashInfer and return its autotuner module; raise `FlashInferMissing` or `FlashInferMoved`."""
+    missing: list[str] = []
+    for module, names in NAMES.items():
+        try:
+            found = importlib.import_module(module)
+        except ImportError as error:
+            if (error.name or "").partition(".")[0] in ("flashinfer", "torch") and error.name not in NAMES:
+                raise FlashInferMissing(f"FlashInfer cannot be imported: {error}", hint="install it") from error
+            missing.append(module)
+            continue
+        except OSError as error:  # it makes its workspace while it is imported
+            raise FlashInferMissing(
+                f"FlashInfer cannot write its workspace: {error}",
+                hint="set FLASHINFER_WORKSPACE_BASE to a directory that this user may write",
+            ) from error
+        missing += [f"{module}.{name}" for name in names if not _has(found, name)]
+    _refuse(missing)
+    return importlib.import_module(MODULE)
+
+
+def check_instance(tuner: object) -> None:
+    """Check what an AutoTuner makes for itself; raise `FlashInferMoved`."""
+    _refuse([f"{MODULE}.AutoTuner().{name}" for name in INSTANCE if not hasattr(tuner, name)])
+
+
+def version() -> str:
+    """FlashInfer's version."""
+    return str(importlib.import_module("flashinfer.version").__version__)
+
+
+def metadata() -> dict[str, str]:
+    """The environment record that FlashInfer writes into a cache and compares on load."""
+    return {str(k): str(v) for k, v in importlib.import_module(MODULE)._collect_metadata().items()}
+
+
+def arch() -> str:
+    """The architecture as FlashInfer names its workspace (`90a`, `80_90a`); empty where it sees no GPU."""
+    env = importlib.import_module("flashinfer.jit.env")
+    place = env.FLASHINFER_WORKSPACE_DIR.relative_to(env.FLASHINFER_CACHE_DIR)
+    return "/".join(place.parts[1:])
+
+
+def install(tuner: Any) -> None:  # noqa: ANN401 - an AutoTuner
+    """Make `tuner` the one that every op and `autotune()` use in this process."""
+    check_instance(tuner)
+    importlib.import_module(MODULE).AutoTuner._instance = tuner
+
+
+def entries(tuner: Any) -> dict[str, Held]:  # noqa: ANN401 - an AutoTuner
+    """What `save_configs` would write, by file key: loaded entries, and on top of them those tuned here."""
+    at = importlib.import_module(MODULE)
+    policies, selections = getattr(tuner, "_file_config_policies", {}), getattr(tuner, "_file_config_selections", {})
+    held = {
+        key: Held(runner, at._tactic_to_json(tactic), at._tactic_to_json(policies.get(key)), selections.get(key))
+        for key, (runner, tactic) in tuner._file_configs.items()
+    }
+    policies, selections = (getattr(tuner, f"_profiling_cache_{name}", {}) for name in ("policies", "selections"))
+    for key, (tactic, _) in tuner.profiling_cache.items():
+        policy, selection = policies.get((None, key)), selections.get((None, key))
+        held[key.file_key] = Held(
+            key.runner_class_name, at._tactic_to_json(tactic), at._tactic_to_json(policy), selection
+        )
+    return held
+
+
+def replace_entries(tuner: Any, held: Mapping[str, Held]) -> None:  # noqa: ANN401 - an AutoTuner
+    """Make `held` all that `tuner` holds, as if it had been loaded from a file; `save_configs` then writes it."""
+    at = importlib.import_module(MODULE)
+    tuner.clear_cache()
+    policies, selections = getattr(tuner, "_file_config_policies", {}), getattr(tuner, "_file_config_selections", {})
+    for key, entry in held.items():
+        tuner._file_configs[key] = (entry.runner, at._json_to_tactic(entry.tactic))
+        if entry.policy is not None:
+            policies[key] = at._json_to_tactic(entry.policy)
+        if entry.selection is not None:
+            selections[key] = dict(entry.selection)
+
+
+def _has(module: object, name: str) -> bool:
+    try:
+        reduce(getattr, name.split("."), module)
+    except AttributeError:
+        return False
+    return True
+
+
+def _refuse(missing: list[str]) -> None:
+    if missing:
+        raise FlashInferMoved(
+            f"FlashInfer {version()} has no {missing[0]}",
+            details=[f"missing: {name}" for name in missing],
+            hint="use a FlashInfer between 0.6.16.post3 and 0.7.4, or mend pipeline/tune/flashinfer_api.py",
+        )

@@ -1,0 +1,78 @@
+"""Random inputs from a recorded seed, dtypes by name, and how far an output may be from its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pipeline.contract.digest import sha256_json
+from pipeline.contract.errors import UsageError
+
+_DTYPES = {
+    name: getattr(torch, name)
+    for name in ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float64", "int32", "uint8")
+}
+
+
+# How far an output may be from its float64 reference, in words; `matmul_excess` computes it.
+BOUNDS = {
+    "float32": "2 (2^-24 |exact| + k 2^-24 |a||b|)",
+    "bfloat16": "2 (2^-8 |exact| + k 2^-24 |a||b|)",
+}
+
+
+class DtypeUnknown(UsageError):
+    """The plan names a dtype that the op cannot use."""
+
+
+def dtype_of(name: str, allowed: Sequence[str] = ()) -> torch.dtype:
+    """The torch dtype of a plan's name; raise `DtypeUnknown` for one that is not among `allowed`."""
+    names = tuple(allowed) or tuple(_DTYPES)
+    if name not in names:
+        raise DtypeUnknown(f"dtype {name!r} is not one of {', '.join(names)}", hint="make the plan again")
+    return _DTYPES[name]
+
+
+def need_device(device: Any) -> torch.device:  # noqa: ANN401 - that it may be anything is the point
+    """Return a `torch.device` as it is; raise `TypeError` for anything else.
+
+    A string would be resolved by each callee against its own current device, and an index would be lost on the way.
+    """
+    if not isinstance(device, torch.device):
+        raise TypeError(f"a device must be a torch.device, not {type(device).__name__} {device!r}")
+    return device
+
+
+def seed_for(seed: int, *what: object) -> int:
+    """A seed of 63 bits for one tensor: the plan's seed mixed with what the tensor is for."""
+    return int(sha256_json([seed, *map(str, what)])[:16], 16) >> 1
+
+
+def normal(shape: Sequence[int], dtype: torch.dtype, device: torch.device, seed: int) -> torch.Tensor:
+    """Standard normal values, the same for the same seed on every rank; drawn on the CPU, then moved."""
+    need_device(device)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float32).to(dtype).to(device)
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Half the distance from 1 to the next number: 2^-24 for float32, 2^-8 for bfloat16."""
+    return float(torch.finfo(dtype).eps) / 2
+
+
+def matmul_excess(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
+    """How far `out` is from `a @ b.T` in float64, as a multiple of what rounding allows; at most 1 when it is right.
+
+    `a` is `[tokens, k]`, `b` is `[n, k]`, `out` is `[tokens, n]`. Each element may be off by twice
+    `u(out) · |exact| + k · u(float32) · (|a| @ |b|.T)`: one rounding of the result, and `k` roundings of a sum that is
+    kept in float32. Two unit roundoffs in all are allowed where the theory needs one.
+    """
+    wide_a, wide_b = a.double(), b.double()
+    exact = wide_a @ wide_b.T
+    scale = wide_a.abs() @ wide_b.abs().T
+    allowed = unit_roundoff(out.dtype) * exact.abs() + a.shape[-1] * unit_roundoff(torch.float32) * scale
+    wrong = (out.double() - exact).abs()
+    excess = torch.where(torch.isfinite(out.double()), wrong / (2 * allowed + 1e-300), torch.inf)
+    return float(excess.max())

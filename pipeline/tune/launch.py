@@ -1,0 +1,33 @@
+"""torchrun, with its verdict on a failed run written down: `python -m pipeline.tune.launch FILE <torchrun arguments>`.
+
+torchrun knows which rank ended first and by which signal, but only prints it. This runs torchrun's own parser and
+main function and writes what it raised to FILE.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pipeline.contract.files import write_json
+
+
+def main(words: list[str]) -> int:
+    """Run torchrun; return 0 when every rank ended with 0, else 1."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        run.run(run.parse_args(words[1:]))
+    except ChildFailedError as error:
+        ended = [
+            {"rank": rank, "pid": one.pid, "status": one.exitcode, "when": one.timestamp}
+            for rank, one in sorted(error.failures.items())
+        ]
+        write_json(Path(words[0]), ended)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

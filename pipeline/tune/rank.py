@@ -1,0 +1,114 @@
+"""What every rank's process does before anything else, and how it ends when something goes wrong.
+
+A rank that fails writes down why and then stands still for a moment: the supervisor sees the file, asks every other
+rank for its stack while it still is where it was, and ends them all. Standard library only, so that even an import
+that hangs is seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.contract.errors import PipelineError
+from pipeline.contract.exits import Exit
+from pipeline.contract.files import write_json
+
+from .steps import Steps, step_path
+
+_FAREWELL_SECONDS = 30.0  # how long a failed rank waits to be ended by its supervisor
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """Why a rank failed.
+
+    `kind` is `refused` for an expected error of ours, `collective` where another rank did not come, `bug` for
+    anything else. The details of a bug are its traceback.
+    """
+
+    rank: int
+    kind: str
+    exit_code: int
+    message: str
+    hint: str = ""
+    details: tuple[str, ...] = ()
+
+
+def failure_path(work: Path, rank: int) -> Path:
+    """Where a rank writes its failure."""
+    return work / f"rank-{rank}.failure.json"
+
+
+def stack_path(work: Path, rank: int) -> Path:
+    """Where a rank writes its stack when it receives SIGUSR1."""
+    return work / f"rank-{rank}.stack.txt"
+
+
+def result_path(work: Path, rank: int) -> Path:
+    """Where a rank writes what it found."""
+    return work / f"rank-{rank}.result.json"
+
+
+def read_failure(work: Path, rank: int) -> RankFailure | None:
+    """A rank's failure, if it wrote one."""
+    try:
+        value: dict[str, Any] = json.loads(failure_path(work, rank).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return RankFailure(**{**value, "details": tuple(value["details"])})
+
+
+def live(rank: int, work: Path, body: Callable[[Steps], None]) -> int:
+    """Run a rank's work and return its exit code. Dies with its parent; tells its stack on SIGUSR1."""
+    with contextlib.suppress(OSError, AttributeError):  # a launcher that is killed must leave no rank behind
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with stack_path(work, rank).open("w", encoding="utf-8") as stacks:
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        steps = Steps(step_path(work, rank), rank)
+        try:
+            body(steps)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor must hear of it
+            failure = _describe(rank, error)
+        else:
+            steps.end("done")
+            return int(Exit.OK)
+        steps.end("failed")
+        write_json(failure_path(work, rank), asdict(failure))
+        time.sleep(_FAREWELL_SECONDS)
+        return failure.exit_code
+
+
+def _describe(rank: int, error: BaseException) -> RankFailure:
+    from .ranks import CollectiveFailed
+
+    if isinstance(error, PipelineError):
+        return RankFailure(rank, "refused", int(error.exit_code), error.message, error.hint, error.details)
+    if isinstance(error, CollectiveFailed):
+        return RankFailure(rank, "collective", int(Exit.TUNING), str(error))
+    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
+    return RankFailure(rank, "bug", int(Exit.BUG), f"{type(error).__name__}: {error}", details=tuple(lines))
+
+
+def environment() -> tuple[int, int]:
+    """Rank and world size as the launcher set them."""
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def leave(code: int) -> None:
+    """End the process at once: torch's and gloo's own shutdown can wait for a rank that is gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

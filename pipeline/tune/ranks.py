@@ -1,0 +1,122 @@
+"""The ranks' process groups, and the only collectives that the tuner calls.
+
+Every collective marks the rank as waiting, so that the supervisor can tell who waits from who is waited for. A
+collective that fails raises `CollectiveFailed`, which is no `Exception`: FlashInfer takes any exception inside a
+measurement for a bad tactic and would go on alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from .agreement import agree
+from .steps import Steps
+
+# Bound for a rank to start and import torch and FlashInfer on a busy machine, in seconds.
+START_SECONDS = 180.0
+# A rank that has nothing left to do waits for those that still tune. The watchdog bounds that by their progress,
+# not by a clock of the waiting rank.
+_PATIENCE = datetime.timedelta(days=2)
+
+
+class CollectiveFailed(BaseException):
+    """A collective timed out or lost a rank; nothing more can be agreed on."""
+
+
+@dataclass
+class Ranks:
+    """This rank among the others. `everyone` waits patiently; `group` is for ops that all ranks hold."""
+
+    rank: int
+    world: int
+    timeout: float
+    steps: Steps
+    everyone: Any
+    groups: dict[tuple[int, ...], Any]
+
+    def group(self, holders: Sequence[int]) -> Any:  # noqa: ANN401 - a ProcessGroup
+        """The gloo group, with the bounded timeout, of the ranks that hold an op."""
+        return self.groups[tuple(holders)]
+
+    def gather(self, value: Any, group: Any = None) -> list[Any]:  # noqa: ANN401 - anything that pickles
+        """All ranks' values in rank order (the ranks of `group`, by default everyone)."""
+        group = self.everyone if group is None else group
+        found: list[Any] = [None] * dist.get_world_size(group)
+        with self._collective("gather"):
+            dist.all_gather_object(found, value, group=group)
+        return found
+
+    def broadcast(self, value: Any) -> Any:  # noqa: ANN401 - anything that pickles
+        """The leader's value on every rank."""
+        box = [value]
+        with self._collective("broadcast"):
+            dist.broadcast_object_list(box, src=0, group=self.everyone)
+        return box[0]
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        self.gather(None)
+
+    def contract(self, said: Mapping[str, Any], when: str, group: Any = None) -> None:  # noqa: ANN401
+        """Gather what each rank says and raise `RanksDiffer` on every rank when a field differs."""
+        agree(self.gather(dict(said), group), when)
+
+    @contextlib.contextmanager
+    def watched_reductions(self) -> Iterator[None]:
+        """Let FlashInfer's own reductions mark this rank as waiting and fail like our collectives."""
+        real = dist.all_reduce
+        broken: list[CollectiveFailed] = []
+
+        def watched(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - all_reduce's
+            if broken:  # a group that failed once would make every further tactic wait for its timeout
+                raise broken[0]
+            try:
+                with self._collective("all_reduce"):
+                    return real(*args, **kwargs)
+            except CollectiveFailed as error:
+                broken.append(error)
+                raise
+
+        dist.all_reduce = watched
+        try:
+            yield
+        finally:
+            dist.all_reduce = real
+        if broken:
+            raise broken[0]
+
+    @contextlib.contextmanager
+    def _collective(self, name: str) -> Iterator[None]:
+        with self.steps.waiting():
+            try:
+                yield
+            except Exception as error:
+                line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                raise CollectiveFailed(f"{name} failed: {line}") from error
+
+
+def join(rank: int, world: int, timeout: float, steps: Steps, subsets: Sequence[Sequence[int]]) -> Ranks:
+    """Meet the other ranks over gloo and make a group, bounded by `timeout` seconds, for each set of holders."""
+    steps.say("meeting the other ranks")
+    try:
+        with steps.waiting():
+            dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=max(START_SECONDS, timeout)))
+            everyone = dist.new_group(list(range(world)), timeout=_PATIENCE, backend="gloo")
+            groups = {
+                subset: dist.new_group(list(subset), timeout=datetime.timedelta(seconds=timeout), backend="gloo")
+                for subset in dict.fromkeys(tuple(s) for s in subsets)
+            }
+    except Exception as error:
+        raise CollectiveFailed(f"the ranks could not meet: {error}") from error
+    return Ranks(rank, world, timeout, steps, everyone, groups)
+
+
+def leave() -> None:
+    """Give the groups up."""
+    dist.destroy_process_group()

@@ -1,0 +1,67 @@
+"""Writing the tuned directory: FlashInfer's file as FlashInfer saves it, and the manifest beside it, whole.
+
+OUT/<flashinfer-version>/<arch>/<hash>/
+    autotune_configs.json     0644
+    manifest.json             0644
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from pipeline.contract.digest import sha256_file
+from pipeline.contract.files import write_json
+from pipeline.contract.key import Key
+from pipeline.contract.manifest import FileFacts, Manifest
+from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
+
+
+def file_facts(path: Path) -> FileFacts:
+    """Size and sha256 of a file."""
+    return FileFacts(path.stat().st_size, sha256_file(path))
+
+
+def publish(out: Path, key: Key, cache_file: Path, manifest: Manifest) -> Path:
+    """Put both files in place with one rename, readable by anyone; an earlier directory of the key is replaced.
+
+    FlashInfer saves with mode 0600, which another user in a container could not read.
+    """
+    parent = out / key.flashinfer_version / key.arch
+    parent.mkdir(parents=True, exist_ok=True)
+    for path in (out, parent.parent, parent):
+        with contextlib.suppress(PermissionError):  # a mounted OUT may belong to someone else
+            path.chmod(0o755)
+    made = Path(tempfile.mkdtemp(dir=parent, prefix=".making-"))
+    try:
+        shutil.copyfile(cache_file, made / CACHE_FILE)
+        (made / CACHE_FILE).chmod(0o644)
+        write_json(made / MANIFEST_FILE, manifest.to_json())
+        made.chmod(0o755)
+        _sync(made / CACHE_FILE)
+        _sync(made)
+        _replace(made, parent / key.hash)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return parent / key.hash
+
+
+def _replace(made: Path, place: Path) -> None:
+    if place.exists():
+        old = Path(tempfile.mkdtemp(dir=place.parent, prefix=".old-"))
+        place.rename(old / place.name)
+        made.rename(place)
+        shutil.rmtree(old)
+    else:
+        made.rename(place)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,149 @@
+"""How a rank that tunes begins: meet the others, read the record, agree on everything, take up one earlier cache."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pipeline.contract.errors import UsageError
+from pipeline.contract.files import write_whole
+from pipeline.contract.plan import Plan
+from pipeline.contract.record import Record
+
+from . import flashinfer_api
+from . import rank as life
+from .coverage import Measured
+from .cpu_shim import CPU_KNOBS
+from .planfile import read_plan
+from .previous import Earlier, find_earlier
+from .ranks import Ranks, join
+from .record import read_record
+from .tuner import ObservedTuner
+
+if TYPE_CHECKING:
+    from .ops import Case
+    from .steps import Steps
+
+
+class PlanElsewhere(UsageError):
+    """The plan was made for another FlashInfer, device or number of ranks than are here."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the supervisor told this rank."""
+
+    plan: Path
+    out: Path
+    work: Path
+    timeout: float
+    previous: Path | None
+
+
+@dataclass
+class Session:
+    """All that this rank holds while it tunes."""
+
+    options: Options
+    plan: Plan
+    ranks: Ranks
+    device: torch.device
+    record: Record
+    tuner: ObservedTuner
+    measured: Measured
+    earlier: Earlier
+    facts: list[dict[str, Any]]
+    started: str
+    began: float
+    used: dict[int, list[str]] = field(default_factory=dict)
+    cases: dict[int, Case] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def holds(self, index: int) -> bool:
+        """Whether this rank holds op `index`."""
+        return self.ranks.rank in holders(self.plan, self.ranks.world)[index]
+
+
+def holders(plan: Plan, world: int) -> list[tuple[int, ...]]:
+    """For each op of the plan the ranks that hold it, ascending."""
+    return [tuple(sorted(op.ranks)) or tuple(range(world)) for op in plan.ops]
+
+
+def now() -> str:
+    """UTC, ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def check_plan(plan: Plan, record: Record, world: int) -> None:
+    """Refuse a plan that was not made for this environment; raise `PlanElsewhere` with every reason."""
+    wrong: list[str] = []
+    here = record.flashinfer["flashinfer_version"]
+    if plan.flashinfer_version != here:
+        wrong.append(f"the plan is for FlashInfer {plan.flashinfer_version}, installed is {here}")
+    if plan.arch != record.arch:
+        wrong.append(f"the plan is for the architecture {plan.arch!r}, this is {record.arch!r}")
+    if len({op.name for op in plan.ops}) != len(plan.ops):
+        wrong.append("two ops of the plan have one name")
+    wrong += [f"{op.name} is assigned to rank {r} of {world}" for op in plan.ops for r in op.ranks if r >= world]
+    if wrong:
+        raise PlanElsewhere(wrong[0], details=wrong, hint="make the plan again with `pipeline plan`, for this machine")
+
+
+def begin(options: Options, steps: Steps) -> Session:
+    """Import, meet the others, read the record, agree on all that must be equal before anything is tuned."""
+    began, started = time.monotonic(), now()
+    plan = read_plan(options.plan)
+    rank, world = life.environment()
+    device = torch.device("cpu") if plan.device == "cpu" else torch.device("cuda", rank % torch.cuda.device_count())
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    tuner = ObservedTuner(CPU_KNOBS if device.type == "cpu" else {}, on_measure=steps.tick)
+    flashinfer_api.install(tuner)
+    ranks = join(rank, world, options.timeout, steps, holders(plan, world))
+    steps.say("reading the environment record")
+    facts = ranks.gather(_device_facts(rank, device))
+    record = read_record(plan.device, gpus=[one["gpu"] for one in facts] if device.type == "cuda" else ())
+    ranks.contract(_terms(plan, record, options), "before tuning")
+    check_plan(plan, record, world)
+    steps.say("taking up an earlier cache")
+    earlier = ranks.broadcast(find_earlier(options.previous, record) if rank == 0 else None)
+    if earlier.data:
+        place = options.work / f"rank-{rank}.previous.json"
+        write_whole(place, earlier.data)
+        tuner.load_configs(str(place))
+    measured = Measured(earlier.covered)
+    return Session(options, plan, ranks, device, record, tuner, measured, earlier, facts, started, began)
+
+
+def _device_facts(rank: int, device: torch.device) -> dict[str, Any]:
+    gpu, uuid = "", ""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        gpu, uuid = torch.cuda.get_device_name(device), str(properties.uuid)
+    return {"rank": rank, "host": socket.gethostname(), "device": str(device), "gpu": gpu, "uuid": uuid}
+
+
+def _terms(plan: Plan, record: Record, options: Options) -> dict[str, Any]:
+    """What must be equal on all ranks before anything is tuned."""
+    return {
+        "plan digest": plan.digest,
+        "ops in order": [op.name for op in plan.ops],
+        "seed": plan.seed,
+        "skip_ops": sorted(plan.skip_ops),
+        "round_up": plan.round_up,
+        "buckets": {op.name: list(op.buckets) for op in plan.ops},
+        "timeout": options.timeout,
+        "environment record": record.key_inputs(),
+        "FlashInfer's environment variables": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(("FLASHINFER_AUTOTUNE", "FLASHINFER_TACTICS", "FLASHINFER_CUDA_ARCH"))
+        },
+    }

@@ -1,0 +1,128 @@
+"""Where each rank is: one small JSON file per rank, written through a memory map.
+
+Storing into the map is no system call, so a rank can say its step before every measurement, and what it said
+survives it whatever ends it. The supervisor reads the same files. Times are `time.monotonic`, one clock for all
+processes of a host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+_SIZE = 4096  # bytes of a step file; the JSON is padded with spaces
+_TEXT = 600  # characters kept of a text, so that the JSON always fits
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """A rank's last step.
+
+    `state` is `running`, `done` or `failed`. `waiting` says that the rank is inside a collective and can only go on
+    when the others arrive; `collective` counts the collectives entered so far. `op` counts from 1, 0 before the
+    first. `changed` is when any of this last changed, `started` the kernel's start time of the process, which tells
+    the process from a later one with the same pid.
+    """
+
+    rank: int
+    pid: int
+    started: str
+    state: str = "running"
+    step: str = ""
+    detail: str = ""
+    op: int = 0
+    waiting: bool = False
+    collective: int = 0
+    changed: float = 0.0
+
+    def told(self) -> str:
+        """The step in words."""
+        text = f"{self.step}, {self.detail}" if self.detail else self.step
+        return f"{text} (waiting for the other ranks)" if self.waiting else text
+
+
+class Steps:
+    """The writing side, in a rank. `path` is created whole before anything is written to it."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        path.write_bytes(b" " * _SIZE)
+        with path.open("r+b") as stream:
+            self._map = mmap.mmap(stream.fileno(), _SIZE)
+        self._now = RankStep(rank, os.getpid(), start_time(os.getpid()))
+        self.say("starting")
+
+    @property
+    def now(self) -> RankStep:
+        """What was written last."""
+        return self._now
+
+    def say(self, step: str, detail: str = "", *, op: int | None = None) -> None:
+        """Begin a step."""
+        self._write(step=step[:_TEXT], detail=detail[:_TEXT], op=self._now.op if op is None else op)
+
+    def tick(self, detail: str) -> None:
+        """Say what is going on inside the step; proves that the rank is alive."""
+        self._write(detail=detail[:_TEXT])
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Mark a collective: inside it the rank depends on the others. After an exception the mark stays."""
+        self._write(waiting=True, collective=self._now.collective + 1)
+        yield
+        self._write(waiting=False)
+
+    def end(self, state: str) -> None:
+        """Say that the rank is `done` or `failed`."""
+        self._write(state=state)
+
+    def _write(self, **changes: Any) -> None:  # noqa: ANN401 - fields of RankStep
+        self._now = replace(self._now, changed=time.monotonic(), **changes)
+        text = json.dumps(asdict(self._now)).encode()
+        self._map[:] = text[:_SIZE].ljust(_SIZE)
+
+
+def step_path(work: Path, rank: int) -> Path:
+    """The step file of a rank."""
+    return work / f"rank-{rank}.step.json"
+
+
+def read_step(work: Path, rank: int) -> RankStep | None:
+    """A rank's last step, or None where it has said nothing yet. A torn read is read again."""
+    for _ in range(5):
+        try:
+            return RankStep(**json.loads(step_path(work, rank).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            time.sleep(0.002)
+    return None
+
+
+def process_state(pid: int) -> str:
+    """The kernel's letter for a process (R, S, D, T stopped, Z zombie), or empty where there is none."""
+    fields = _stat(pid)
+    return fields[0] if fields else ""
+
+
+def start_time(pid: int) -> str:
+    """When the kernel started a process, in its own ticks; empty where there is none."""
+    fields = _stat(pid)
+    return fields[19] if len(fields) > 19 else ""
+
+
+def alive(step: RankStep) -> bool:
+    """Whether the process that wrote this step still runs."""
+    return start_time(step.pid) == step.started and process_state(step.pid) not in ("", "Z", "X")
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()

@@ -1,0 +1,226 @@
+"""Starting the ranks, watching them from outside, and ending all of them when one fails or stands still.
+
+    supervisor ── torchrun ── rank 0 … rank N-1      each rank writes its step, its failure, its stack into the
+         └───────── reads ───────────┘               supervisor's own temporary directory
+
+The watchdog lies outside torchrun: it acts when a rank that is not waiting has said nothing for the group's timeout
+and a margin, so it also sees what a collective's own timeout cannot (a rank that loops, a launcher that hangs).
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import run
+from pipeline.contract.errors import UsageError
+from pipeline.contract.places import ENV_WORKSPACE
+
+from .diagnose import RankState, Situation, diagnose
+from .rank import read_failure, stack_path
+from .steps import RankStep, alive, process_state, read_step
+
+MARGIN = 10.0  # seconds that the watchdog grants beyond the group's timeout, so that the group speaks first
+START_SECONDS = 240.0  # bound for all ranks to have started, imports and all
+_POLL = 0.1
+_STACKS = 3.0  # seconds to wait for stacks
+_TAIL = 20
+
+
+class NoTemporary(UsageError):
+    """There is no directory to write to."""
+
+
+@dataclass(frozen=True)
+class Crew:
+    """How many ranks run, what bounds them (seconds), where they write, and what to tell about their progress."""
+
+    nproc: int
+    timeout: float
+    work: Path
+    on_step: Callable[[RankStep], None] | None = None
+
+
+@contextlib.contextmanager
+def temporary() -> Iterator[Path]:
+    """A directory of our own, removed at the end: below FlashInfer's workspace where one is set, which must be
+    writable anyway, else in the system's temporary directory. Raises `NoTemporary`.
+    """
+    workspace = os.environ.get(ENV_WORKSPACE)
+    try:
+        if workspace:
+            Path(workspace).mkdir(parents=True, exist_ok=True)
+        made = tempfile.TemporaryDirectory(prefix="tune-", dir=workspace or None)
+    except OSError as error:
+        raise NoTemporary(
+            f"cannot write to {workspace or 'any temporary directory'}: {error.strerror}",
+            hint=f"set {ENV_WORKSPACE} to a directory that this user may write",
+        ) from error
+    with made as name:
+        yield Path(name)
+
+
+def environment(work: Path) -> dict[str, str]:
+    """What every rank gets beyond the allow-list of `pipeline.run`."""
+    code = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(p for p in (code, os.environ.get("PYTHONPATH", "")) if p)
+    return {
+        "PYTHONPATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "TMPDIR": str(work),  # torchrun makes its own files there; nothing else may be writable
+        ENV_WORKSPACE: os.environ.get(ENV_WORKSPACE) or _home() or str(work / "workspace"),
+        # One node: the loopback device always exists, the host's name may be known to nobody.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "TQDM_DISABLE": "1",
+        "FLASHINFER_LOGGING_LEVEL": os.environ.get("FLASHINFER_LOGGING_LEVEL", "warning"),
+    }
+
+
+def _home() -> str:
+    """The home directory when FlashInfer could write there, else nothing."""
+    home = os.environ.get("HOME", "")
+    return home if home and os.access(home, os.W_OK) else ""
+
+
+def torchrun(crew: Crew, module: str, words: Sequence[str]) -> list[str]:
+    """The command that runs `module` on every rank of this host, without asking any name server."""
+    return [
+        sys.executable, "-m", "pipeline.tune.launch", str(crew.work / "launcher.json"),
+        "--nnodes=1", f"--nproc-per-node={crew.nproc}", "--max-restarts=0", "--monitor-interval=0.1",
+        "--master-addr=127.0.0.1", f"--master-port={_free_port()}", "--local-addr=127.0.0.1",
+        "-m", module, *words,
+    ]  # fmt: skip
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def supervise(crew: Crew, commands: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> None:
+    """Start the commands and return when all end with 0; else end all ranks and raise what `diagnose` says."""
+    log = crew.work / "ranks.log"
+    with contextlib.ExitStack() as stack:
+        sink = stack.enter_context(log.open("w", encoding="utf-8"))
+        stack.callback(_end_ranks, crew)  # last out: whatever the launcher left
+        processes = [
+            stack.enter_context(run.spawn(command, env=env, stdout=sink, stderr=sink)) for command, env in commands
+        ]
+        bound = _watch(crew, processes)
+        if bound is None and all(process.returncode == 0 for process in processes):
+            return
+        ended = next((p.returncode for p in processes if p.returncode), None)
+        situation = Situation(_look(crew), bound or None, ended, _tail(log))
+        _end_ranks(crew)
+        raise diagnose(situation)
+
+
+def _watch(crew: Crew, processes: Sequence[subprocess.Popen[str]]) -> float | None:
+    """Wait. None: all processes ended, or one ended badly. 0: a rank wrote a failure. Else: the bound that passed."""
+    began = time.monotonic()
+    told: tuple[str, int] | None = None
+    while True:
+        states = [process.poll() for process in processes]
+        if all(state == 0 for state in states) or any(state for state in states):
+            return None
+        if any(read_failure(crew.work, rank) for rank in range(crew.nproc)):
+            time.sleep(5 * _POLL)  # others may fail for the same reason: let them say so
+            return 0.0
+        steps = [read_step(crew.work, rank) for rank in range(crew.nproc)]
+        bound = _overdue(crew, steps, time.monotonic() - began)
+        if bound is not None:
+            return bound
+        leader = steps[0]
+        if leader is not None and crew.on_step and (leader.step, leader.op) != told:
+            told = (leader.step, leader.op)
+            crew.on_step(leader)
+        time.sleep(_POLL)
+
+
+def _overdue(crew: Crew, steps: Sequence[RankStep | None], elapsed: float) -> float | None:
+    """The bound that has passed, if one has."""
+    if any(step is None or step.op == 0 for step in steps):  # imports and meeting take long on a busy machine
+        limit = max(START_SECONDS, crew.timeout + MARGIN)
+        return limit if elapsed > limit else None
+    limit = crew.timeout + MARGIN
+    running = [step for step in steps if step is not None and step.state == "running"]
+    active = [step for step in running if not step.waiting]
+    silent = [time.monotonic() - step.changed for step in active or running]
+    # Ranks that wait are bounded by those they wait for; when all wait, by themselves.
+    late = max(silent, default=0.0) if active else min(silent, default=0.0)
+    return limit if late > limit else None
+
+
+def _look(crew: Crew) -> list[RankState]:
+    """Ask every living rank for its stack and collect what is known of each. A stopped rank is woken to answer."""
+    steps = {rank: read_step(crew.work, rank) for rank in range(crew.nproc)}
+    now = time.monotonic()
+    processes = {rank: process_state(s.pid) if s and alive(s) else "" for rank, s in steps.items()}
+    for rank, step in steps.items():
+        if step is not None and processes[rank]:
+            _signal(step, signal.SIGUSR1)
+            if processes[rank] in ("T", "t"):
+                _signal(step, signal.SIGCONT)
+    deadline = now + _STACKS
+    asked = [rank for rank, letter in processes.items() if letter]
+    while time.monotonic() < deadline and not all(_stack(crew.work, rank) for rank in asked):
+        time.sleep(_POLL)
+    ended = _launcher_saw(crew.work)
+    return [
+        RankState(
+            rank=rank,
+            step=step,
+            process=processes[rank],
+            silent=max(0.0, now - step.changed) if step else 0.0,
+            failure=read_failure(crew.work, rank),
+            status=ended.get(rank),
+            stack=_stack(crew.work, rank),
+        )
+        for rank, step in steps.items()
+    ]
+
+
+def _stack(work: Path, rank: int) -> str:
+    try:
+        return stack_path(work, rank).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _launcher_saw(work: Path) -> dict[int, int]:
+    try:
+        return {int(one["rank"]): int(one["status"]) for one in json.loads((work / "launcher.json").read_bytes())}
+    except (OSError, ValueError):
+        return {}
+
+
+def _end_ranks(crew: Crew) -> None:
+    """SIGKILL every rank that still runs: torchrun gives each a session of its own and would wait 30 s for it."""
+    for rank in range(crew.nproc):
+        step = read_step(crew.work, rank)
+        if step is not None:
+            _signal(step, signal.SIGKILL)
+
+
+def _signal(step: RankStep, number: signal.Signals) -> None:
+    if alive(step):  # the pid has not gone to somebody else
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(step.pid, number)
+
+
+def _tail(log: Path) -> tuple[str, ...]:
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return tuple(text.splitlines()[-_TAIL:])

@@ -1,0 +1,140 @@
+"""FlashInfer's AutoTuner with eyes: it notes every lookup and every measurement, and decides nothing.
+
+Each override calls the real method and hands its result on. In a replay a measurement is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from . import flashinfer_api
+
+_at = flashinfer_api.load()
+
+Theirs: TypeAlias = Any  # an argument or a result of FlashInfer's, which has no types
+
+
+class ReplayMeasured(Exception):
+    """Something was measured where nothing may be tuned."""
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """One call of the real `search_cache`. `key` is the file key that answered; on a miss, the first runner's.
+
+    `profile` is the nearest profile, which all runners share at one bucket.
+    """
+
+    custom_op: str
+    hit: bool
+    key: str
+    profile: Any
+    runner: str
+    tactic: Any
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measured tactic at one nearest profile. `time_ms` is the mean over repeats and ranks,
+    infinite where the tactic failed.
+    """
+
+    custom_op: str
+    runner: str
+    tactic: Any
+    profile: Any
+    time_ms: float
+    error: str = ""
+
+
+@dataclass
+class Watch:
+    """What was seen since it was last cleared."""
+
+    lookups: list[Lookup] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    measured: int = 0  # never cleared
+
+    def clear(self) -> None:
+        """Forget lookups and samples."""
+        self.lookups.clear()
+        self.samples.clear()
+
+
+class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
+    """`on_measure` is told op, shapes and tactic before each measurement; `forbid` makes measuring an error."""
+
+    def __init__(
+        self, knobs: Mapping[str, int], *, on_measure: Callable[[str], None] | None = None, forbid: bool = False
+    ) -> None:
+        super().__init__(**knobs)
+        self.watch = Watch()
+        self._on_measure = on_measure
+        self._forbid = forbid
+        self._op = ""
+
+    def choose_one(self, custom_op: str, *args: Theirs, **kwargs: Theirs) -> Theirs:
+        """Note which op is being chosen for."""
+        outer, self._op = self._op, custom_op
+        try:
+            return super().choose_one(custom_op, *args, **kwargs)
+        finally:
+            self._op = outer
+
+    def search_cache(
+        self,
+        custom_op: str,
+        runners: Theirs,
+        input_shapes: Theirs,
+        tuning_config: Theirs,
+        inputs: Theirs = None,
+        **kwargs: Theirs,
+    ) -> Theirs:
+        """Look up for real and note the answer."""
+        found = super().search_cache(custom_op, runners, input_shapes, tuning_config, inputs, **kwargs)
+        hit, runner_id, tactic, _ = found
+        runner = runners[runner_id]
+        extras = runner.get_cache_key_extras(inputs) if inputs is not None else ()
+        key = self._get_cache_key(custom_op, runner, input_shapes, tuning_config, extras)
+        self.watch.lookups.append(
+            Lookup(
+                custom_op,
+                bool(hit),
+                key.file_key,
+                key.nearest_profile,
+                type(runner).__name__,
+                _at._tactic_to_json(tactic),
+            )
+        )
+        return found
+
+    def _profile_single_kernel(
+        self,
+        runner: Theirs,
+        inputs: Theirs,
+        tactic: Theirs,
+        tuning_config: Theirs,
+        **kwargs: Theirs,
+    ) -> Theirs:
+        self.watch.measured += 1
+        shapes = self._get_input_sizes(inputs)
+        name = type(runner).__name__
+        if self._forbid:
+            raise ReplayMeasured(f"{self._op} {shapes}: {name} {tactic} was measured")
+        if self._on_measure is not None:
+            self._on_measure(f"{self._op} {shapes[0]}, {name} tactic {tactic}")
+        profile = self._find_nearest_profile(shapes, tuning_config)
+
+        def note(time_ms: float, error: str = "") -> None:
+            tried = _at._tactic_to_json(tactic)
+            self.watch.samples.append(Sample(self._op, name, tried, profile, time_ms, error))
+
+        try:
+            time_ms = super()._profile_single_kernel(runner, inputs, tactic, tuning_config, **kwargs)
+        except BaseException as error:
+            note(float("inf"), f"{type(error).__name__}: {error}")
+            raise
+        note(float(time_ms))
+        return time_ms

@@ -1,0 +1,72 @@
+"""One rank that tunes, started by torchrun: `python -m pipeline.tune.worker …`, never by hand.
+
+start empty or from one earlier cache → contract → tune each op in step → gather and compare → rank 0 saves →
+every rank loads what was saved and finds each bucket's entry in it → rank 0 publishes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.contract.digest import sha256_file
+from pipeline.contract.files import write_json
+from pipeline.contract.key import make_key
+from pipeline.contract.places import CACHE_FILE
+
+from . import rank as life
+
+if TYPE_CHECKING:
+    from .steps import Steps
+
+
+def work(options: argparse.Namespace, steps: Steps) -> None:
+    """Everything one rank does."""
+    steps.say("importing torch and FlashInfer")
+    from .save import publish
+    from .session import Options, begin
+    from .settle import check_saved, manifest_of, settle
+    from .tuning import tune
+
+    session = begin(Options(**vars(options)), steps)
+    tune(session)
+    owners = settle(session)
+    saved, covered = check_saved(session)
+    if session.ranks.rank == 0:
+        steps.say("writing the tuned directory")
+        manifest = manifest_of(session, saved, owners, covered)
+        place = publish(options.out, make_key(session.plan.digest, session.record), saved, manifest)
+        write_json(
+            life.result_path(options.work, 0),
+            {
+                "key": manifest.key,
+                "path": str(place),
+                "ranks": session.ranks.world,
+                "entries": sum(manifest.entries_per_op().values()),
+                "covered": len(covered),
+                "sha256": sha256_file(place / CACHE_FILE),
+                "seconds": round(time.monotonic() - session.began, 3),
+                "notes": list(manifest.notes),
+                "substitutions": list(manifest.substitutions),
+            },
+        )
+    session.ranks.barrier()
+
+
+def main() -> None:
+    """Parse what the supervisor passed and live."""
+    parser = argparse.ArgumentParser(prog="pipeline.tune.worker")
+    parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--timeout", type=float, required=True)
+    parser.add_argument("--previous", type=Path)
+    options = parser.parse_args()
+    rank, _ = life.environment()
+    life.leave(life.live(rank, options.work, lambda steps: work(options, steps)))
+
+
+if __name__ == "__main__":
+    main()
