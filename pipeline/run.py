@@ -59,6 +59,7 @@ class ProcessTimedOut(ProcessFailed):
     def __init__(self, command: Sequence[str], seconds: float, tail: Sequence[str], log: str = "") -> None:
         super().__init__(command, -signal.SIGKILL, tail, log)
         self.message = f"{_name(command)} was ended after {seconds:.0f} s without finishing"
+        self.args = (self.message,)
 
 
 @dataclass(frozen=True)

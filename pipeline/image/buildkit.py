@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from pipeline.run import ProcessFailed, run
 
 # A line that a RUN step printed, in `--progress=plain`: "#12 3.456 text".
 _STEP_LINE = re.compile(r"#\d+ (?:\d+\.\d+ )(.*)")
-_ERROR_LINE = re.compile(r"#\d+ (?:ERROR: |\d+\.\d+ )(.*)|ERROR: (.*)")
+_ERROR_LINE = re.compile(r"(?:#\d+ )?ERROR: (.*)")
 
 
 class StageFailed(BuildError):
@@ -71,10 +72,14 @@ class Builder:
     def build(self, stage: Stage, *, on_line: Callable[[str], None] | None = None) -> Built:
         """Build one stage; `on_line` sees what its RUN steps print. Raise `StageFailed`."""
 
+        said: deque[str] = deque(maxlen=20)
+
         def told(line: str) -> None:
             match = _STEP_LINE.match(line)
-            if match and on_line is not None:
-                on_line(match.group(1))
+            if match:
+                said.append(match.group(1))
+                if on_line is not None:
+                    on_line(match.group(1))
 
         with tempfile.TemporaryDirectory(prefix="buildx-") as temporary:
             metadata = Path(temporary) / "metadata.json"
@@ -82,9 +87,9 @@ class Builder:
                 run(self.command(stage, metadata), env=self.environment, log=self.log, on_line=told)
             except ProcessFailed as error:
                 raise StageFailed(
-                    f"stage {stage.target} did not build: {_reason(error.details)}",
-                    details=error.details,
-                    hint="the last lines above are the builder's own; the log has all of them",
+                    f"stage {stage.target} did not build: {_reason(said, error.details)}",
+                    details=tuple(said) or error.details,
+                    hint="the lines above are the last that the failing step printed; the log has all of them",
                     log=str(self.log),
                 ) from error
             if stage.output is not None:
@@ -94,11 +99,13 @@ class Builder:
         return Built(config, str(facts.get("containerimage.digest", config)))
 
 
-def _reason(tail: Sequence[str]) -> str:
+def _reason(said: Sequence[str], tail: Sequence[str]) -> str:
+    """The last thing that a step said, or else what the builder itself says of its failure."""
+    for line in reversed(said):
+        if line.strip():
+            return line.strip()[:200]
     for line in reversed(tail):
         match = _ERROR_LINE.match(line)
-        if match:
-            text = (match.group(1) or match.group(2) or "").strip()
-            if text:
-                return text[:200]
+        if match and match.group(1).strip():
+            return match.group(1).strip()[:200]
     return "no reason was printed"

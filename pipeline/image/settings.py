@@ -8,9 +8,10 @@ from pathlib import Path
 from pipeline.cache.store import check_root
 from pipeline.contract.errors import CacheRefused, UsageError
 
-_NAME = re.compile(
-    r"(?:[a-zA-Z0-9.-]+(?::\d+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?"
-)
+# Docker's grammar: a first part counts as a registry only when it has a dot or a port, or is localhost.
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REGISTRY = r"(?:localhost|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+|[A-Za-z0-9-]+(?=:\d))(?::\d+)?"
+_NAME = re.compile(rf"(?:{_REGISTRY}/)?{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?")
 
 
 class ImageNameInvalid(UsageError):

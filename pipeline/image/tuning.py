@@ -71,11 +71,15 @@ def tune(how: StageTuning, inputs: Inputs, home: Path, logfile: Path) -> Tuned:
                 hint="see the log; run again with RETUNE=1",
                 log=str(logfile),
             )
-        _, findings = check_root(root)
+        tree, checked = check_root(root)
+        findings = [str(finding) for finding in checked]
+        plans = {stored.manifest.plan.digest for stored in tree.keys if stored.manifest is not None}
+        if plans - {inputs.plan}:
+            findings.append("the cache was tuned for another plan")
         if findings:
             raise TunedBadly(
                 f"the tuned cache has {len(findings)} faults: {findings[0]}",
-                details=[str(finding) for finding in findings[:20]],
+                details=findings[:20],
                 hint="nothing was baked; run again with RETUNE=1",
                 log=str(logfile),
             )

@@ -1,0 +1,25 @@
+"""Unit tests start no process, reach no network and no engine; what needs one asks for it by a fixture."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def run_tool() -> Callable[..., None]:
+    """Run a development tool of this environment on the checkout; fail with what it printed."""
+
+    def run(name: str, *words: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", name, *words], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+    return run

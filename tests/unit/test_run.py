@@ -1,0 +1,79 @@
+"""The one module that starts processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.run import ProcessFailed, ProcessTimedOut, ProgramMissing, clean_environment, describe, run
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_stdout_is_captured_and_stderr_is_kept_apart() -> None:
+    done = run(python("import sys; print('data'); print('talk', file=sys.stderr)"), capture=True)
+    assert done.stdout == "data\n"
+    assert done.tail == ("talk",)
+
+
+def test_a_failure_shows_the_last_twenty_lines_and_the_log(tmp_path: Path) -> None:
+    logfile = tmp_path / "deep" / "log"
+    with pytest.raises(ProcessFailed) as caught:
+        run(python("[print(i) for i in range(50)]; raise SystemExit(3)"), log=logfile)
+    assert caught.value.status == 3
+    assert caught.value.details == tuple(str(i) for i in range(30, 50))
+    assert caught.value.log == str(logfile)
+    assert len(logfile.read_text().splitlines()) == 51  # the command itself comes first
+
+
+def test_a_program_that_is_missing_is_named_with_a_hint() -> None:
+    with pytest.raises(ProgramMissing, match="no-such-program was not found"):
+        run(["no-such-program"])
+
+
+def test_a_bound_ends_the_whole_process_group(tmp_path: Path) -> None:
+    marker = tmp_path / "pid"
+    grandchild = f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    child = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {grandchild!r}]); time.sleep(60)"
+    began = time.monotonic()
+    with pytest.raises(ProcessTimedOut, match="without finishing"):
+        run(python(child), timeout=2.0)
+    assert time.monotonic() - began < 20
+    pid = int(marker.read_text())
+    for _ in range(50):
+        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0]:
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail(f"process {pid} outlived its group")
+
+
+def test_a_child_sees_no_secret_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_TOKEN", "secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("PIP_INDEX_URL", "kept")
+    monkeypatch.setenv("https_proxy", "kept")
+    kept = clean_environment({"OWN": "1"})
+    assert "GITHUB_TOKEN" not in kept
+    assert "AWS_SECRET_ACCESS_KEY" not in kept
+    assert kept["PIP_INDEX_URL"] == kept["https_proxy"] == "kept"
+    assert kept["OWN"] == "1"
+    assert kept["PATH"] == os.environ["PATH"]
+
+
+def test_stdin_is_closed_unless_given(tmp_path: Path) -> None:
+    assert run(python("import sys; print(repr(sys.stdin.read()))"), capture=True).stdout == "''\n"
+    given = tmp_path / "in"
+    given.write_text("words")
+    assert run(python("import sys; print(sys.stdin.read())"), capture=True, stdin=given).stdout == "words\n"
+
+
+def test_statuses_are_said_in_words() -> None:
+    assert describe(-9) == "was ended by SIGKILL"
+    assert describe(7) == "ended with exit code 7"
