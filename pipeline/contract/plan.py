@@ -37,10 +37,11 @@ class OpPlan:
 
     `op` names an adapter of `pipeline.tune.ops`. `shape` holds sizes in elements as one rank sees them: for a
     GEMM `n` and `k` (a row-major activation `[tokens, k]` times a weight `[n, k]` transposed), for MoE layers
-    `experts`, `local_experts`, `hidden`, `intermediate`, `top_k`. `dtypes` maps the adapter's tensor names to
-    torch dtype names. `buckets` are token counts, ascending. `ranks` lists the ranks that hold the op; empty
-    means all. `name`, `layers` (how many layers of the model run it on each rank that holds it) and `notes` are for
-    people and stay out of the digest.
+    `experts`, `local_experts`, `hidden`, `intermediate`, `top_k`, and `tp` and `ep`: how many ranks divide each
+    expert and how many deal the experts out. `dtypes` maps the adapter's tensor names to torch dtype names. `buckets`
+    are token counts, ascending. `backends` compete for each bucket; empty where an adapter has no choice. `options`
+    are read by the adapter (docs/models.md lists them). `ranks` lists the ranks that hold the op; empty means all.
+    `name`, `layers` (how many layers of the model run it) and `notes` are for people and stay out of the digest.
     """
 
     name: str

@@ -129,7 +129,7 @@ def plan_from(arguments: argparse.Namespace, root: Path, default: Target | None 
             buckets=[b for b in buckets if b is not None] or None,
             round_up=arguments.round_up,
             skip_ops=_words(arguments.skip_ops),
-            ops=_words(arguments.ops) or None,
+            ops=_words(arguments.ops.replace("+", ",")) or None,  # the table joins names of equal ops with a plus
             backends=_backends(arguments.backends, problems),
             seed=SEED if seed is None else seed,
             problems=problems,

@@ -67,12 +67,16 @@ def _near(word: str, known: Sequence[str]) -> str:
 
 
 def _asked_for(
-    planned: Sequence[OpPlan], ops: Sequence[str] | None, skip_ops: Sequence[str], problems: Problems
+    planned: Sequence[OpPlan],
+    left_out: Sequence[str],
+    ops: Sequence[str] | None,
+    skip_ops: Sequence[str],
+    problems: Problems,
 ) -> tuple[list[OpPlan], list[Untuned]]:
     """What `--ops` keeps and `--skip-ops` leaves."""
-    names = [*dict.fromkeys(op.name for op in planned), *TUNED_AS]
+    names = [*dict.fromkeys(op.name for op in planned), *dict.fromkeys(left_out), *TUNED_AS]
     for word in ops or ():
-        if word not in names:
+        if planned and word not in names:
             problems.add(f"--ops {word}: no such op in this plan", _near(word, names))
     skippable = [*TUNED_AS, *(tuned for all_of in TUNED_AS.values() for tuned in all_of if tuned not in TUNED_AS)]
     for word in skip_ops:
@@ -96,6 +100,14 @@ def _grouped(untuned: Sequence[Untuned]) -> tuple[Untuned, ...]:
     for part in untuned:
         reasons.setdefault(part.reason, []).append(part.name)
     return tuple(Untuned("+".join(dict.fromkeys(names)), reason) for reason, names in reasons.items())
+
+
+def _target(device: str, arch: str, problems: Problems) -> Target:
+    if device == "cuda" and arch:
+        return Target(device, gpu_arch(arch, problems))
+    if device != "cpu" or not arch:
+        problems.add(f"device {device!r} with architecture {arch!r} cannot be planned for", "say cpu, or cuda and 90a")
+    return Target(device, arch)
 
 
 def _check_layout(layout: Layout, problems: Problems) -> None:
@@ -138,40 +150,38 @@ def make_plan(
     or by product. `backends` maps adapters to the backends that compete there. `problems` are those that the caller
     has found already, to be told together.
     """
-    problems = problems or Problems()
-    _check_layout(layout, problems)
-    if device == "cuda" and arch:
-        arch = gpu_arch(arch, problems)
-    elif device != "cpu":
-        problems.add(f"device {device!r} with architecture {arch!r} cannot be planned for", "say cpu, or cuda and 90a")
-    target = Target(device, arch)
+    problems, wrong = problems or Problems(), Problems()  # `wrong` leaves nothing to go on with
+    _check_layout(layout, wrong)
+    target = _target(device, arch, wrong)
     able = abilities(flashinfer_version, problems)
     check_backends(backends or {}, target, problems, cudnn_bf16="" if able.cudnn_bf16_found_again else CUDNN_BF16)
     counts = _buckets(device, buckets, max_tokens, problems)
+    problems.found += wrong.found
     found = find_model(model)
-    facts, quantization = read_facts(found.name, found.config, problems), read_quantization(found.config, problems)
-    problems.check()
-    parts = model_parts(facts, layout, quantization, problems)
-    problems.check()
+    broken = Problems()
+    facts, quantization = read_facts(found.name, found.config, broken), read_quantization(found.config, broken)
+    problems.found += broken.found
+    if wrong.found or broken.found:
+        problems.check()
     context = Context(facts, target, flashinfer_version, able, counts, backends or {})
     planned: list[OpPlan] = []
     untuned: list[Untuned] = []
-    for part in parts:
+    for part in model_parts(facts, layout, quantization, problems):
         chosen, left = choose(part, context)
         planned += chosen
         untuned += left
-    planned, skipped = _asked_for(planned, ops, skip_ops, problems)
+    planned, skipped = _asked_for(planned, [u.name for u in untuned], ops, skip_ops, problems)
+    problems.check()
     lost: list[Untuned] = []
     if not able.moe_keys_differ:
         planned, lost = _told_apart(planned, flashinfer_version)
-    problems.check()
     untuned = [*untuned, *lost, *skipped, *left_beside(facts)]
     if not planned:
         raise _nothing(facts, target, untuned)
     plan = Plan(
         model=facts.name,
-        device=device,
-        arch=arch,
+        device=target.device,
+        arch=target.arch,
         flashinfer_version=flashinfer_version,
         layout=layout,
         ops=_merged(planned),

@@ -19,7 +19,16 @@ CUDNN_BF16 = (
     f"below FlashInfer {BF16_MENDED} its entries cannot be found again: the workspace's size is in the key, "
     "and cuDNN resizes it while it is tuned"
 )
-# Only these have been run on a GPU by this project's own tests.
+# family -> FlashInfer's RoutingMethodType, as its trtllm-gen ops are told it
+ROUTING = {
+    "mixtral": "renormalize",
+    "qwen3_moe": "renormalize_naive",
+    "gpt_oss": "renormalize",
+    "deepseek_v2": "default",
+    "deepseek_v3": "deepseek_v3",
+    "kimi_k2": "deepseek_v3",
+}
+# What has been measured on a GPU for this project; everything else is planned from FlashInfer's code alone.
 PROVEN = {"mm_bf16": (90,), "bmm_fp8": (90,)}
 
 
@@ -58,7 +67,7 @@ def _gemm(part: Part, context: Context, op: str, dtype: str, **options: str) -> 
 def _unproven(op: str, context: Context) -> tuple[str, ...]:
     if context.target.sm in PROVEN.get(op, ()):
         return ()
-    return (f"unverified: no GPU of this kind has run {op} for this project yet",)
+    return (f"unverified: planned from FlashInfer's code, {op} has not been run on such a GPU for this project",)
 
 
 def _mm_bf16(part: Part, context: Context) -> OpPlan:
@@ -98,7 +107,7 @@ def _cuda_gemm(part: Part, context: Context) -> OpPlan:
     if scheme.kind is Kind.FP8_CHANNEL:
         raise NotTuned(f"{scheme}: bmm_fp8 takes one scale per tensor, and no other tuned op takes these")
     if scheme.kind is Kind.FP8_BLOCK:
-        raise NotTuned(f"{scheme}: FlashInfer runs these products through DeepGEMM, which its AutoTuner does not tune")
+        raise NotTuned(f"{scheme}: FlashInfer's products with block scales (DeepGEMM, groupwise) pass by its AutoTuner")
     if scheme.kind is Kind.OTHER:
         raise NotTuned(f"{scheme}: not a format of FlashInfer's tuned ops")
     if sm not in BLACKWELL:
@@ -169,9 +178,20 @@ def _trtllm_moe(part: Part, context: Context, op: str, dtypes: tuple[str, str], 
         )
     moe = context.facts.moe
     assert moe is not None
-    if moe.groups and context.facts.family != "deepseek_v2":
-        options |= {"routing_method": "deepseek_v3", "n_group": str(moe.groups), "topk_group": str(moe.top_groups)}
+    options["routing_method"] = ROUTING[context.facts.family]
+    if options["routing_method"] == "deepseek_v3":
+        options |= {"n_group": str(moe.groups or 1), "topk_group": str(moe.top_groups or 1)}
     return _moe_op(part, context, op, dtypes, **options)
+
+
+def _mxfp4_moe(part: Part, context: Context) -> OpPlan:
+    if context.target.sm == 90:
+        raise NotTuned("mxfp4: cutlass_fused_moe's kernels for mxfp4 weights on Hopper have no adapter in this tuner")
+    op = _trtllm_moe(part, context, "trtllm_fp4_block_scale_moe", ("bfloat16", "uint8"), format="mxfp4")
+    padded = {name: pad(op.shape[name], MXFP4_PADDING) for name in ("hidden", "intermediate")}
+    changed = [f"{name} {op.shape[name]} → {size}" for name, size in padded.items() if size != op.shape[name]]
+    notes = (f"padded to multiples of {MXFP4_PADDING}, as servers do: {', '.join(changed)}",) if changed else ()
+    return _with(op, shape={**op.shape, **padded}, notes=(*op.notes, *notes))
 
 
 def _cuda_moe(part: Part, context: Context) -> OpPlan:
@@ -194,9 +214,7 @@ def _cuda_moe(part: Part, context: Context) -> OpPlan:
     if kind is Kind.NVFP4:
         return _trtllm_moe(part, context, "trtllm_fp4_block_scale_moe", ("uint8", "uint8"), format="nvfp4")
     if kind is Kind.MXFP4:
-        op = _trtllm_moe(part, context, "trtllm_fp4_block_scale_moe", ("bfloat16", "uint8"), format="mxfp4")
-        padded = {name: pad(op.shape[name], MXFP4_PADDING) for name in ("hidden", "intermediate")}
-        return _with(op, shape={**op.shape, **padded})
+        return _mxfp4_moe(part, context)
     if kind is Kind.FP8_CHANNEL:
         raise NotTuned(f"{part.scheme}: cutlass_fused_moe takes one scale per expert")
     raise NotTuned(f"{part.scheme}: not a format of FlashInfer's tuned MoE ops")

@@ -16,7 +16,7 @@ from .problems import Problems
 from .quant import NONE, Kind, Quantization, Scheme
 from .split import Split
 
-TRIED = 64  # TP sizes that a remedy may name
+TRIED = 64  # sizes that a remedy may name
 
 
 @dataclass(frozen=True)
@@ -119,16 +119,26 @@ def _model(facts: Facts, split: Split, quantization: Quantization) -> tuple[list
     return every, dense, sparse
 
 
-def _fits(facts: Facts, layout: Layout, quantization: Quantization) -> list[int]:
-    """The TP sizes that would divide the model, all else unchanged."""
-    found = []
-    for tp in range(1, TRIED + 1):
-        split = Split(facts, replace(layout, tp=tp))
-        _model(facts, split, quantization)
-        split.vocab()
-        if not split.misfits:
-            found.append(tp)
-    return found
+def _tried(facts: Facts, layout: Layout, quantization: Quantization) -> Split:
+    """A split with every division tried."""
+    split = Split(facts, layout)
+    _model(facts, split, quantization)
+    split.vocab()
+    split.stages()
+    return split
+
+
+def _remedy(facts: Facts, layout: Layout, quantization: Quantization) -> str:
+    """Which sizes would do, of the first of TP, EP and PP that can mend it alone."""
+    wrong = _tried(facts, layout, quantization).problem()
+    for name in sorted(("tp", "ep", "pp"), key=lambda n: wrong.find(f"{n.upper()}=") % (len(wrong) + 1)):
+        fits = []
+        for size in range(1, TRIED + 1):
+            if not _tried(facts, replace(layout, **{name: size}), quantization).misfits:
+                fits.append(str(size))
+        if fits:
+            return f"{name.upper()} may be {', '.join(fits)}"
+    return "no single change mends it: take smaller sizes, powers of two"
 
 
 def _check_blocks(part: Part, tp: int, problems: Problems) -> None:
@@ -145,13 +155,13 @@ def _check_blocks(part: Part, tp: int, problems: Problems) -> None:
 
 def model_parts(facts: Facts, layout: Layout, quantization: Quantization, problems: Problems) -> list[Part]:
     """Every part of one rank in the order a layer runs them; what cannot be divided is added to `problems`."""
+    if layout.ep > 1 and not facts.moe:
+        problems.add(f"EP={layout.ep}: {facts.name} has no experts to deal out", "leave EP out")
     split = Split(facts, layout)
     every, dense, sparse = _model(facts, split, quantization)
     vocab, stages = split.vocab(), split.stages()
     if split.misfits:
-        fits = ", ".join(str(tp) for tp in _fits(facts, layout, quantization))
-        hint = f"TP may be {fits}" if fits else "take a smaller EP or PP"
-        problems.add(f"{facts.name}: {'; '.join(dict.fromkeys(split.misfits))}", hint)
+        problems.add(f"{facts.name}: {split.problem()}", _remedy(facts, layout, quantization))
         return []
     moe_layers = frozenset(facts.moe.layers) if facts.moe else frozenset()
     grouped: dict[Part, list[int]] = {}

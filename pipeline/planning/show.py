@@ -19,6 +19,10 @@ def _row(op: OpPlan) -> tuple[str, ...]:
     return op.name, op.op, shape, " → ".join(kinds), span, str(op.layers), ", ".join(op.backends) or "-"
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def describe(plan: Plan) -> str:
     """The plan as a table of ops with their shapes per rank, what is left out and why, and the digest."""
     layout = plan.layout
@@ -31,7 +35,7 @@ def describe(plan: Plan) -> str:
         "",
         *_table([("op", "adapter", "shape per rank", "dtypes", "buckets", "layers", "backends"), *map(_row, plan.ops)]),
         "",
-        f"{len(plan.ops)} ops, {points} points to tune on each of {layout.world} ranks",
+        f"{_count(len(plan.ops), 'op')}, {_count(points, 'op × bucket pair')}, {_count(layout.world, 'rank')}",
     ]
     if plan.skip_ops:
         lines.append(f"skipped: {', '.join(plan.skip_ops)}")

@@ -20,16 +20,25 @@ def pad(size: int, multiple: int) -> int:
 
 @dataclass
 class Split:
-    """The divisions of one model under one layout; `misfits` says in words what could not be divided."""
+    """The divisions of one model under one layout; `misfits` says what could not be divided, by what it is due to."""
 
     facts: Facts
     layout: Layout
-    misfits: list[str] = field(default_factory=list)
+    misfits: dict[str, list[str]] = field(default_factory=dict)
+
+    def _misfit(self, cause: str, what: str) -> None:
+        known = self.misfits.setdefault(cause, [])
+        if what not in known:
+            known.append(what)
 
     def _divide(self, size: int, by: int, what: str, who: str = "TP") -> int:
         if size % by:
-            self.misfits.append(f"{who}={by} does not divide {size} {what}")
+            self._misfit(f"{who}={by} does not divide", f"{size} {what}")
         return max(1, size // by)
+
+    def problem(self) -> str:
+        """Everything that could not be divided, in one line; empty where all could."""
+        return "; ".join(f"{cause} {', '.join(what)}" for cause, what in self.misfits.items())
 
     @property
     def moe_ranks(self) -> int:
@@ -51,7 +60,7 @@ class Split:
         if heads > tp:
             return self._divide(heads, tp, "key-value heads")
         if tp % heads:
-            self.misfits.append(f"TP={tp} is no multiple of {heads} key-value heads")
+            self._misfit(f"TP={tp} is no multiple of", f"{heads} key-value heads")
         return 1
 
     def inner(self, size: int, what: str = "intermediate channels") -> int:
@@ -66,7 +75,7 @@ class Split:
         """Experts of one rank."""
         assert self.facts.moe is not None
         if self.moe_ranks % self.layout.ep:
-            self.misfits.append(f"EP={self.layout.ep} does not divide TP×DP = {self.moe_ranks} ranks")
+            self._misfit(f"EP={self.layout.ep} does not divide", f"the {self.moe_ranks} ranks of TP×DP")
         return self._divide(self.facts.moe.experts, self.layout.ep, "experts", "EP")
 
     def expert_inner(self, *, mxfp4: bool) -> int:
@@ -82,7 +91,7 @@ class Split:
         """The layers of each pipeline stage: even, what is left goes to the middle stages, never to the last."""
         pp, layers = self.layout.pp, self.facts.layers
         if layers < pp:
-            self.misfits.append(f"PP={pp} is more than {layers} layers")
+            self._misfit(f"PP={pp} is more than", f"{layers} layers")
             return [range(layers)] * pp
         counts = [layers // pp] * pp
         for i in range(layers % pp):

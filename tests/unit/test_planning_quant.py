@@ -1,0 +1,113 @@
+"""quantization_config in the spellings that checkpoints use."""
+
+import pytest
+
+from pipeline.planning.problems import Problems
+from pipeline.planning.quant import Kind, Modules, read_quantization
+
+PROJECTION = "model.layers.7.self_attn.q_proj"
+
+
+def group(**weights):
+    activations = weights.pop("activations", {"num_bits": 8, "type": "float", "strategy": "tensor"})
+    return {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+
+
+def tensors(method, **more):
+    return {"quant_method": method, **more}
+
+
+def groups(**weights):
+    return tensors("compressed-tensors", config_groups={"group_0": group(**weights)})
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (tensors("fp8"), Kind.FP8_TENSOR),
+        (tensors("fp8", weight_block_size=[128, 128]), Kind.FP8_BLOCK),
+        (tensors("fp8", weight_block_size="all"), Kind.OTHER),
+        (tensors("fbgemm_fp8"), Kind.FP8_CHANNEL),
+        (tensors("modelopt", quant_algo="FP8"), Kind.FP8_TENSOR),
+        (tensors("modelopt", quant_algo="NVFP4"), Kind.NVFP4),
+        (tensors("modelopt_fp4", quant_algo="nvfp4"), Kind.NVFP4),
+        (tensors("modelopt", quant_algo="MXFP8"), Kind.MXFP8),
+        (tensors("modelopt", quant_algo="MIXED_PRECISION"), Kind.OTHER),
+        (tensors("modelopt", config_groups={"a": group(num_bits=8, type="float")}), Kind.FP8_TENSOR),
+        (tensors("awq", bits=4), Kind.OTHER),
+        (tensors("gptq"), Kind.OTHER),
+        (groups(num_bits=8, type="float", strategy="tensor"), Kind.FP8_TENSOR),
+        (groups(num_bits=8, type="float", strategy="channel"), Kind.FP8_CHANNEL),
+        (
+            groups(num_bits=8, type="float", strategy="tensor", activations={"strategy": "token", "num_bits": 8}),
+            Kind.FP8_CHANNEL,
+        ),
+        (groups(num_bits=8, type="float", strategy="block", block_structure=[128, 128]), Kind.FP8_BLOCK),
+        (groups(num_bits=8, type="float", strategy="group", group_size=32), Kind.MXFP8),
+        (groups(num_bits=8, type="float", strategy="tensor", activations=None), Kind.OTHER),
+        (groups(num_bits=4, type="float", group_size=16), Kind.NVFP4),
+        (groups(num_bits=4, type="float", group_size=32), Kind.MXFP4),
+        (groups(num_bits=4, type="float", group_size=16, activations=None), Kind.OTHER),
+        (groups(num_bits=4, type="int", group_size=128), Kind.OTHER),
+        (groups(num_bits=8, type="int"), Kind.OTHER),
+    ],
+)
+def test_methods(config, kind):
+    problems = Problems()
+    found = read_quantization({"quantization_config": config}, problems)
+    assert not problems.found
+    assert found.scheme([PROJECTION]).kind is kind
+
+
+def test_none_is_unquantized():
+    assert read_quantization({}, Problems()).scheme([PROJECTION]).kind is Kind.NONE
+
+
+def test_mxfp4_is_for_experts_alone():
+    found = read_quantization({"quantization_config": tensors("mxfp4")}, Problems())
+    assert found.scheme([PROJECTION]).kind is Kind.NONE
+    assert found.scheme(["model.layers.0.mlp.experts"], experts=True).kind is Kind.MXFP4
+
+
+@pytest.mark.parametrize("key", ["ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules"])
+def test_ignored_modules_stay_unquantized(key):
+    config = {"quantization_config": tensors("fp8", **{key: [PROJECTION]})}
+    found = read_quantization(config, Problems())
+    assert found.scheme([PROJECTION, "model.layers.7.self_attn.k_proj"]).kind is Kind.NONE
+    assert found.scheme(["model.layers.8.self_attn.q_proj"]).kind is Kind.FP8_TENSOR
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inside", "outside"),
+    [
+        ("lm_head", "lm_head", "model.lm_heads"),
+        ("model.layers.0.mlp.gate", "model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj"),
+        ("model.layers.1", "model.layers.1.mlp.up_proj", "model.layers.11.mlp.up_proj"),
+        ("self_attn", "model.layers.3.self_attn.q_proj", "model.layers.3.self_attn2.q_proj"),
+        ("model.layers.*.self_attn", "model.layers.3.self_attn.o_proj", "model.layers.3.mlp.up_proj"),
+        ("*.shared_experts.*", "model.layers.3.mlp.shared_experts.up_proj", "model.layers.3.mlp.experts.0.up_proj"),
+        ("re:.*gate$", "model.layers.3.mlp.gate", "model.layers.3.mlp.gate_proj"),
+        ("model.layers.?.mlp", "model.layers.3.mlp.up_proj", "model.layers.13.mlp.up_proj"),
+    ],
+)
+def test_patterns(pattern, inside, outside):
+    assert inside in Modules((pattern,))
+    assert outside not in Modules((pattern,))
+
+
+def test_first_group_that_names_a_module_counts():
+    narrow = {**group(num_bits=4, type="float", group_size=16), "targets": ["re:.*mlp.*"]}
+    wide = group(num_bits=8, type="float", strategy="tensor")
+    config = tensors("compressed-tensors", config_groups={"a": narrow, "b": wide})
+    found = read_quantization({"quantization_config": config}, Problems())
+    assert found.scheme(["model.layers.0.mlp.up_proj"]).kind is Kind.NVFP4
+    assert found.scheme([PROJECTION]).kind is Kind.FP8_TENSOR
+
+
+@pytest.mark.parametrize(
+    "config", ["fp8", {"quant_method": "fp8", "ignore": ["re:("]}, {"quant_method": None}, [1], {"quant_method": ""}]
+)
+def test_nonsense_is_a_problem(config):
+    problems = Problems()
+    read_quantization({"quantization_config": config}, problems)
+    assert problems.found
