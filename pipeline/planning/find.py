@@ -26,11 +26,12 @@ class ModelUnreadable(UsageError):
 
 @dataclass(frozen=True)
 class Found:
-    """A model's display name, where its config came from, and the config itself."""
+    """A model's display name, where its config came from, the config itself, and whether the hub gave it."""
 
     name: str
     source: str
     config: Mapping[str, Any]
+    from_hub: bool = False
 
 
 def bundled_names() -> list[str]:
@@ -119,5 +120,7 @@ def find_model(model: str) -> Found:
     if HUB_ID.fullmatch(model):
         from .hub import fetch_config
 
-        return Found(model.partition("@")[0].rpartition("/")[2], model, _load(fetch_config(model, offer)))
+        return Found(
+            model.partition("@")[0].rpartition("/")[2], model, _load(fetch_config(model, offer)), from_hub=True
+        )
     raise ModelUnknown(f"there is no model {model!r}", hint=f"{offer} or a hub id")

@@ -21,6 +21,10 @@ from .target import TUNED_AS, Target, check_backends, gpu_arch
 
 SEED = 20240229
 MOST_RANKS = 1024
+UNSEEN = (
+    "only config.json was read from the hub: a quantization that stands in a file beside it is not seen; "
+    "give the checkpoint's folder as MODEL if it has one"
+)
 
 
 def _merged(planned: Sequence[OpPlan]) -> tuple[OpPlan, ...]:
@@ -190,7 +194,8 @@ def make_plan(
         seed=seed,
         untuned=_grouped(untuned),
     )
-    return replace(plan, notes=remarks(plan, facts, quantization, own=bool(buckets)))
+    notes = remarks(plan, facts, quantization, own=bool(buckets))
+    return replace(plan, notes=(*notes, UNSEEN) if found.from_hub and not quantization.groups else notes)
 
 
 def _nothing(facts: Facts, target: Target, untuned: Sequence[Untuned]) -> PlanRefused:

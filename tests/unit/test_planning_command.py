@@ -172,6 +172,7 @@ def test_hub_id_is_fetched_once_and_then_found_without_the_hub(hub, tmp_path):
     assert online.returncode == 0, online.stderr
     value = json.loads(online.stdout)
     assert value["model"] == "tiny-copy"
+    assert any("only config.json was read" in note for note in value["notes"])
     closed = "http://127.0.0.1:9"
     offline = plan_process("someone/tiny-copy", tmp_path, HF_ENDPOINT=closed)
     assert json.loads(offline.stdout) == value
