@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline.contract.exits import Exit
 
 if TYPE_CHECKING:
-    from pipeline.engine.flow import Status
+    from pipeline.engine.state import Status
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from pipeline.contract.files import write_json
 from pipeline.home import cache_home
-from pipeline.run import ProcessFailed, run
 
 from .contexts import config_folder
 from .errors import BuildxMissing
@@ -113,6 +112,8 @@ def _ask() -> Version:
         "install docker-buildx (Debian 13, Ubuntu) or docker-buildx-plugin (Docker's own packages); "
         "as root on Debian `pipeline engine up` does it"
     )
+    from pipeline.run import ProcessFailed, run
+
     if shutil.which("docker") is None:
         raise BuildxMissing("the docker command is missing, which runs buildx", hint=hint)
     try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import EngineSilent
-from .facts import Engine, Tls
+from .facts import Answers, Engine, Tls
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -21,8 +23,9 @@ def _open(host: str, tls: Tls | None, version: str, timeout: int) -> DockerClien
 
     config: Any = False
     if tls is not None:
+        pair = (f"{tls.folder}/cert.pem", f"{tls.folder}/key.pem")
         config = TLSConfig(
-            client_cert=(f"{tls.folder}/cert.pem", f"{tls.folder}/key.pem"),
+            client_cert=pair if all(Path(p).is_file() for p in pair) else None,
             ca_cert=f"{tls.folder}/ca.pem" if tls.verify else None,
             verify=tls.verify,
         )
@@ -45,16 +48,15 @@ def connect(engine: Engine, *, timeout: int = _TIMEOUT) -> DockerClient:
         ) from error
 
 
-def facts_of(host: str, tls: Tls | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """/version and /info through the SDK, for addresses that need ssh or TLS; raises OSError when nobody answers."""
+def ask(host: str, tls: Tls | None) -> Answers:
+    """What an engine says of itself, for addresses that need ssh or TLS; raises OSError when nobody answers."""
     import requests
     from docker.errors import DockerException
 
     try:
-        client = _open(host, tls, "auto", _FIND_TIMEOUT)
-        try:
-            return dict(client.version()), dict(client.info())
-        finally:
-            client.close()
+        with contextlib.closing(_open(host, tls, "auto", _FIND_TIMEOUT)) as client:
+            version, info = client.version(), client.info()
     except (DockerException, requests.RequestException) as error:
         raise OSError(str(error)) from error
+    parts = [str(part.get("Name", "")) for part in version.get("Components") or ()]
+    return Answers(info, str(version.get("ApiVersion", "")), podman=any("podman" in p.lower() for p in parts))

@@ -8,7 +8,6 @@ $DOCKER_CONFIG or ~/.docker/
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +36,8 @@ def config_folder(env: Mapping[str, str]) -> Path:
 
 
 def _load(path: Path, what: str) -> dict[str, Any]:
+    import json
+
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -25,6 +25,10 @@ class ContextUnknown(EngineError):
     """The docker context that is asked for does not exist or cannot be read."""
 
 
+class NotDocker(EngineError):
+    """Something answers that is not a Docker Engine."""
+
+
 class EngineTooOld(EngineError):
     """An engine answers but lacks what the pipeline needs."""
 

@@ -1,5 +1,4 @@
-"""What is known of an engine that answers: read from /version and /info, where their fields are documented
-in the Engine API (1.24 to 1.51)."""
+"""What is known of an engine that answers, as its /info tells it (Engine API, 1.42 to 1.51)."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_GO_NAMES = {"x86_64": "amd64", "aarch64": "arm64"}  # /info has uname's names, images have Go's
 OLDEST = 23  # the first major version whose built-in Dockerfile frontend takes named contexts
 
 
@@ -16,6 +16,15 @@ class Tls:
 
     folder: str
     verify: bool = True
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What an engine said of itself: the body of /info, its API version, whether it is Podman in disguise."""
+
+    info: Mapping[str, Any]
+    api_version: str
+    podman: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,23 +86,23 @@ def _devices(info: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(str(r["ID"]) for r in rows if isinstance(r, dict) and r.get("Source") == "cdi" and r.get("ID")))
 
 
-def engine_from(
-    host: str, source: str, version: Mapping[str, Any], info: Mapping[str, Any], tls: Tls | None = None
-) -> Engine:
+def engine_from(host: str, source: str, answers: Answers, tls: Tls | None = None) -> Engine:
     """Put an engine's answers together; fields that an old engine does not send are empty."""
+    info = answers.info
     spec_folders = tuple(str(d) for d in info.get("CDISpecDirs") or ())
     devices = _devices(info)
     if not devices and spec_folders and host.startswith("unix://"):
         from .cdi import devices_in
 
         devices = devices_in(spec_folders)
+    machine = str(info.get("Architecture", ""))
     return Engine(
         host=host,
         source=source,
-        version=str(version.get("Version", "")),
-        api_version=str(version.get("ApiVersion", "")),
-        os=str(version.get("Os", "")),
-        arch=str(version.get("Arch", "")),
+        version=str(info.get("ServerVersion", "")),
+        api_version=answers.api_version,
+        os=str(info.get("OSType", "")),
+        arch=_GO_NAMES.get(machine, machine),
         storage_driver=str(info.get("Driver", "")),
         containerd_store=_containerd_store(info),
         rootless=any("name=rootless" in str(o) for o in info.get("SecurityOptions") or ()),

@@ -8,12 +8,12 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from . import contexts, wire
-from .errors import EngineSilent, EngineTooOld, SocketForbidden
-from .facts import OLDEST, Engine, Tls, engine_from
+from .errors import EngineSilent, EngineTooOld, NotDocker, SocketForbidden
+from .facts import OLDEST, Answers, Engine, Tls, engine_from
 from .places import places
+from .procs import containerd_pid
 
 
 def _group(path: Path) -> str:
@@ -42,20 +42,21 @@ def _silent(host: str, source: str, error: OSError) -> EngineSilent:
     )
 
 
-def _ask(host: str, source: str, tls: Tls | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """/version and /info of an engine; raises OSError when it does not answer."""
+def _ask(host: str, source: str, tls: Tls | None) -> Answers:
+    """What an engine says of itself; raises OSError when it does not answer."""
     address = wire.parse_address(host, source)
     if tls is None and address.scheme in {"unix", "tcp", "http"}:
-        return wire.get_json(address, "/version"), wire.get_json(address, "/info", timeout=15.0)
-    from .client import facts_of  # ssh and TLS are the docker SDK's
+        headers = wire.ping(address).headers
+        info = wire.get_json(address, "/info", timeout=15.0)
+        return Answers(info, headers.get("api-version", ""), podman="libpod" in headers.get("server", "").lower())
+    from .client import ask  # ssh and TLS are the docker SDK's
 
-    return facts_of(address.text, tls)
+    return ask(address.text, tls)
 
 
-def _checked(engine: Engine, version: Mapping[str, Any]) -> Engine:
-    parts = [str(c.get("Name", "")) for c in version.get("Components") or () if isinstance(c, dict)]
-    if any("podman" in p.lower() for p in parts):
-        raise EngineTooOld(
+def _checked(engine: Engine, *, podman: bool) -> Engine:
+    if podman:
+        raise NotDocker(
             f"{engine.host} ({engine.source}) is Podman, not a Docker Engine",
             hint="name a Docker Engine in DOCKER_HOST",
         )
@@ -71,33 +72,45 @@ def _checked(engine: Engine, version: Mapping[str, Any]) -> Engine:
 def at_address(host: str, source: str, tls: Tls | None = None) -> Engine:
     """The engine at an address; raises `EngineSilent`, `SocketForbidden`, `EngineTooOld` or `AddressInvalid`."""
     try:
-        version, info = _ask(host, source, tls)
+        answers = _ask(host, source, tls)
     except PermissionError as error:
         raise _forbidden(host.removeprefix("unix://"), source) from error
     except OSError as error:
         raise _silent(host, source, error) from error
-    return _checked(engine_from(host, source, version, info, tls), version)
+    return _checked(engine_from(host, source, answers, tls), podman=answers.podman)
 
 
 def find(env: Mapping[str, str] | None = None, default_socket: Path = wire.DEFAULT_SOCKET) -> Engine | None:
     """Return the engine that answers, None where there is none and none was named.
 
-    An engine that DOCKER_HOST or a context names must answer: nothing else is looked for then. Raises an
-    `EngineError` per cause: named and silent, forbidden, unknown context, too old, not Docker.
+    An engine that DOCKER_HOST or a context names must answer: nothing else is looked for then. (Our private one may
+    be named too; it counts as private, and as absent when it or its containerd does not run.) Raises an `EngineError`
+    per cause: named and silent, forbidden, unknown context, too old, not Docker.
     """
     env = os.environ if env is None else env
     named = contexts.named(env)
-    if named is not None:
+    own = places()
+    if named is not None and named.host != own.host:
         return at_address(named.host, named.source, named.tls)
-    for path, source in ((default_socket, "default socket"), (places().socket, "private")):
-        address = wire.Address(f"unix://{path}", "unix", path=str(path))
-        try:
-            wire.ping(address)
-        except PermissionError as error:
-            raise _forbidden(str(path), source) from error
-        except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
-            continue  # nobody is there; a socket file that nobody serves counts as nobody
-        except OSError as error:
-            raise _silent(address.text, source, error) from error
-        return at_address(address.text, source)
-    return None
+    if named is None and _somebody_at(default_socket):
+        return at_address(f"unix://{default_socket}", "default socket")
+    try:
+        if containerd_pid(own) is None:
+            return None
+        wire.ping(wire.unix(own.socket))
+    except OSError:
+        return None  # also while another process starts it: whoever needs it waits for the lock
+    return at_address(own.host, "private")
+
+
+def _somebody_at(path: Path) -> bool:
+    """Whether a process serves the socket at `path`: a file that nobody serves counts as nobody."""
+    try:
+        with wire.connected(wire.unix(path), timeout=5.0):
+            return True
+    except PermissionError as error:
+        raise _forbidden(str(path), "default socket") from error
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise _silent(f"unix://{path}", "default socket", error) from error

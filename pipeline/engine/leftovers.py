@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -15,61 +16,47 @@ from pathlib import Path
 
 from pipeline.run import run
 
-PROC = Path("/proc")
+from .procs import PROC, all_pids, command_line, parent
+
 _PROGRAMS = {"dockerd", "containerd", "containerd-shim", "runc", "docker-proxy", "docker-init", "buildkit-runc"}
-
-
-def command_line(pid: int) -> tuple[str, ...]:
-    """The words of a process's command line; empty when it is gone, a zombie, or a kernel thread."""
-    with contextlib.suppress(OSError):
-        return tuple(os.fsdecode(w) for w in (PROC / str(pid) / "cmdline").read_bytes().split(b"\0") if w)
-    return ()
-
-
-def is_running(pid: int, program: str, needle: str) -> bool:
-    """Whether process `pid` is `program` and its command line contains `needle`: pids are used again."""
-    words = command_line(pid)
-    return bool(words) and Path(words[0]).name == program and any(needle in w for w in words[1:])
-
-
-def read_pid(path: Path) -> int | None:
-    """The process id in a pid file, None when there is none."""
-    with contextlib.suppress(OSError, ValueError):
-        return int(path.read_text(encoding="ascii").strip())
-    return None
 
 
 def _below(path: str, folders: Sequence[str]) -> bool:
     return any(path == f or path.startswith(f + "/") for f in folders)
 
 
+def _unescaped(field: bytes) -> str:
+    """A path of mountinfo, where a space is written \\040 and so on (proc(5))."""
+    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), field))
+
+
 def _lives_in(pid: int, folders: Sequence[str]) -> bool:
     """Whether the root file system of a process is an overlay whose upper layer lies below `folders`."""
-    with contextlib.suppress(OSError):
-        for line in (PROC / str(pid) / "mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            before, _, after = line.partition(" - ")
-            if before.split()[4] == "/":
-                options = after.split(" ", 2)[-1].split(",")
-                return any(_below(o.removeprefix("upperdir="), folders) for o in options if o.startswith("upperdir="))
+    with contextlib.suppress(OSError, IndexError):
+        for line in (PROC / str(pid) / "mountinfo").read_bytes().splitlines():
+            before, _, after = line.partition(b" - ")
+            if before.split()[4] == b"/":
+                options = after.split(b" ", 2)[2].split(b",")
+                uppers = [_unescaped(o.removeprefix(b"upperdir=")) for o in options if o.startswith(b"upperdir=")]
+                return any(_below(upper, folders) for upper in uppers)
     return False
 
 
 def processes(folders: Sequence[Path]) -> tuple[int, ...]:
-    """The processes that belong to the engine whose folders these are (never our own)."""
+    """The processes that belong to the engine whose folders these are, and all that they started; never our own."""
     names = [str(f) for f in folders]
-    found = []
-    for entry in PROC.iterdir():
-        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
-            continue
-        pid = int(entry.name)
+    found: set[int] = set()
+    pids = all_pids()
+    for pid in pids:
         words = command_line(pid)
-        if not words:
-            continue
-        program = Path(words[0]).name
-        ours = program in _PROGRAMS or program.startswith("containerd-shim")
-        if (ours and any(_below(w.removeprefix("unix://"), names) for w in words)) or _lives_in(pid, names):
-            found.append(pid)
-    return tuple(sorted(found))
+        if words:
+            ours = Path(words[0]).name in _PROGRAMS or Path(words[0]).name.startswith("containerd-shim")
+            if (ours and any(_below(w.removeprefix("unix://"), names) for w in words)) or _lives_in(pid, names):
+                found.add(pid)
+    parents = {pid: parent(pid) for pid in pids}
+    while more := {pid for pid in pids if parents[pid] in found} - found:
+        found |= more
+    return tuple(sorted(found - {os.getpid()}))
 
 
 def _alive(pid: int) -> bool:
@@ -93,12 +80,8 @@ def end(pids: Sequence[int], sign: signal.Signals, patience: float) -> tuple[int
 def mounts(folders: Sequence[Path]) -> tuple[str, ...]:
     """Mount points below `folders`, the deepest and latest first, as they must be taken off."""
     names = [str(f) for f in folders]
-    found = []
-    for line in (PROC / "self" / "mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-        where = line.split()[4].encode().decode("unicode_escape")  # a space is written \040
-        if _below(where, names):
-            found.append(where)
-    return tuple(reversed(found))
+    points = (_unescaped(line.split()[4]) for line in (PROC / "self" / "mountinfo").read_bytes().splitlines())
+    return tuple(reversed([where for where in points if _below(where, names)]))
 
 
 def unmount(folders: Sequence[Path]) -> None:

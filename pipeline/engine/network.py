@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from typing import Any
 from pipeline import log
 from pipeline.run import ProcessFailed, run
 
-from .leftovers import PROC, command_line
+from . import packages
+from .procs import all_pids, command_line
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,11 @@ NO_NETWORK = Network("", nat=False)
 
 
 def _tries(command: list[str]) -> bool:
-    if shutil.which(command[0]) is None:
+    path = packages.program(command[0])
+    if path is None:
         return False
     try:
-        run(command, capture=True, timeout=30)
+        run([path, *command[1:]], capture=True, timeout=30)
     except ProcessFailed:
         return False
     return True
@@ -43,12 +44,8 @@ def _tries(command: list[str]) -> bool:
 
 def _another_engine() -> bool:
     """Whether another dockerd runs here: a second one that uses iptables would empty its chains on start."""
-    for entry in PROC.iterdir():
-        if entry.name.isdecimal():
-            words = command_line(int(entry.name))
-            if words and Path(words[0]).name == "dockerd":
-                return True
-    return False
+    lines = (command_line(pid) for pid in all_pids())
+    return any(words and Path(words[0]).name == "dockerd" for words in lines)
 
 
 def prepare(bridge: str) -> Network:

@@ -25,6 +25,7 @@ from .facts import OLDEST
 from .osrelease import System
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+NEWER_KEY = Path("/usr/share/keyrings/debian-archive-trixie-stable.gpg")  # in the same package as KEYRING
 NEWER = "trixie"
 PINNED = ("docker.io", "docker-cli", "docker-buildx", "containerd")
 # What dockerd calls but Debian only recommends, or what a bare container image of Debian lacks.
@@ -67,9 +68,8 @@ def missing(system: System) -> bool:
         return True
     if system.id != "debian" or system.major != _OLDEST_DEBIAN:
         return False
-    found = re.search(
-        r"version (\d+)\.", run(["dockerd", "--version"], env=search_path(), capture=True, timeout=60).stdout
-    )
+    said = run([program("dockerd") or "dockerd", "--version"], capture=True, timeout=60).stdout
+    found = re.search(r"version (\d+)\.", said)
     return found is None or int(found[1]) < OLDEST
 
 
@@ -94,22 +94,28 @@ def source_text(host: tuple[apt.Source, ...], codename: str) -> str:
     )
 
 
-def pin_text() -> str:
-    """The preferences that keep the newer suite away from everything but the engine's packages."""
-    return (
-        f"Package: *\nPin: release n={NEWER}*\nPin-Priority: 100\n\n"
-        f"Package: {' '.join(PINNED)}\nPin: release n={NEWER}*\nPin-Priority: 500\n"
-    )
+def pin_text(*, whole_suite: bool) -> str:
+    """The preferences: the engine's packages may come from the newer suite and, where we added it, nothing else."""
+    keep_away = f"Package: *\nPin: release n={NEWER}*\nPin-Priority: 100\n\n" if whole_suite else ""
+    return f"{keep_away}Package: {' '.join(PINNED)}\nPin: release n={NEWER}*\nPin-Priority: 500\n"
 
 
-def add_newer_suite(root: Path = apt.APT, codename: str = "bookworm") -> None:
-    """Write the source and its pin, each whole; the pin first, so that the source is never there without it."""
-    if root == apt.APT and not KEYRING.is_file():
-        raise InstallFailed(f"{KEYRING} is missing", hint="apt-get install debian-archive-keyring")
+def add_newer_suite(root: Path, codename: str) -> None:
+    """Write the pin and the source below `root` (/etc/apt), each whole; never the source without the pin.
+
+    Where the host has a source of that suite already, it serves, and its own priorities stay: apt refuses the same
+    source twice with different keyrings.
+    """
     own = root / "sources.list.d" / f"{OWN}.sources"
-    others = tuple(s for s in apt.host_sources(root) if not s.suite.startswith(NEWER))
-    write_whole(root / "preferences.d" / OWN, pin_text().encode())
-    write_whole(own, source_text(others, codename).encode())
+    ours = apt.parse_deb822(own.read_text(encoding="utf-8")) if own.is_file() else ()
+    others = tuple(s for s in apt.host_sources(root) if s not in ours)
+    there = bool(apt.mirrors(others, NEWER))
+    text = "" if there else source_text(others, codename)
+    write_whole(root / "preferences.d" / OWN, pin_text(whole_suite=not there).encode())
+    if text:
+        write_whole(own, text.encode())
+    else:
+        own.unlink(missing_ok=True)
 
 
 def _forbids(policy: Path) -> bool:
@@ -159,14 +165,13 @@ def install(system: System, packages: tuple[str, ...], log_file: Path) -> None:
     """Install `packages` (of this system, see `names`); raise `InstallFailed` with apt's last lines."""
     if system.id == "ubuntu":
         log.warn("installing on Ubuntu is untested")
-    ours = shutil.which("dockerd") is None  # else somebody wanted that service: leave it as it is
+    # A dockerd that is there already is somebody's service: whether it starts at boot is theirs to say.
+    new = program("dockerd") is None and "docker.io" in packages
     with log.step(f"installing {', '.join(packages)} with apt (log: {log_file})"):
         try:
             if system.id == "debian" and system.major == _OLDEST_DEBIAN:
-                add_newer_suite(codename=system.codename or "bookworm")
-            # A broken third-party source must not stop us: whether our packages are there shows in the next step.
-            with contextlib.suppress(ProcessFailed):
-                _apt_get(["update"], log_file)
+                _prepare_newer_suite(system, log_file)
+            _update(log_file)
             with no_service_starts():
                 _apt_get(["install", "-y", "--no-install-recommends", *packages], log_file)
         except ProcessFailed as error:
@@ -176,14 +181,31 @@ def install(system: System, packages: tuple[str, ...], log_file: Path) -> None:
                 details=error.details,
                 log=str(log_file),
             ) from error
-        if ours:
+        if new:
             _disable_services(log_file)
 
 
+def _update(log_file: Path) -> None:
+    # A broken source of somebody else must not stop us: whether our packages are there shows in the next step.
+    with contextlib.suppress(ProcessFailed):
+        _apt_get(["update"], log_file)
+
+
+def _prepare_newer_suite(system: System, log_file: Path) -> None:
+    codename = system.codename or "bookworm"
+    if not (KEYRING.is_file() and NEWER_KEY.is_file()):  # Debian 12 before 12.11 does not know the newer suite's key
+        _update(log_file)
+        _apt_get(["install", "-y", "debian-archive-keyring"], log_file)
+    add_newer_suite(apt.APT, codename)
+
+
 def _disable_services(log_file: Path) -> None:
-    """Keep a service that we did not want running from coming up at the next boot; the private engine needs none."""
-    if shutil.which("systemctl") is None:
-        return
-    units = ["docker.service", "docker.socket", "containerd.service"]
-    # Without a running systemd this only removes links; where it fails nothing was enabled.
-    run(["systemctl", "disable", *units], log=log_file, accept=range(256), timeout=60)
+    """Keep the services that came along from starting at the next boot; the private engine needs none of them."""
+    commands = (
+        ["systemctl", "disable", "docker.service", "docker.socket", "containerd.service"],
+        ["update-rc.d", "docker", "disable"],
+    )
+    for command in commands:
+        path = program(command[0])
+        if path is not None:  # without a running init this moves links only; where it fails, nothing was enabled
+            run([path, *command[1:]], log=log_file, accept=range(256), timeout=60)

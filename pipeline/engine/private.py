@@ -22,37 +22,17 @@ from pipeline.run import ProcessFailed, run
 from . import leftovers, network, packages, wire
 from .errors import EngineSilent, StartFailed, StopFailed
 from .places import Places
+from .procs import containerd_pid, running_pid
 
-STORES = ("classic", "containerd")
 _START = 60.0  # s; a data root with many images takes seconds
 _STOP = 30.0  # s; dockerd itself gives containers 15 s
 _ROTATE = 16 << 20  # bytes
 
 
-def running_pid(at: Places) -> int | None:
-    """dockerd's process id, None when it does not run (a stale pid file counts as not running)."""
-    pid = leftovers.read_pid(at.pid_file)
-    return pid if pid is not None and leftovers.is_running(pid, "dockerd", str(at.config)) else None
-
-
-def containerd_pid(at: Places) -> int | None:
-    """containerd's process id, None when it does not run."""
-    pid = leftovers.read_pid(at.containerd_pid_file)
-    return pid if pid is not None and leftovers.is_running(pid, "containerd", str(at.containerd_config)) else None
-
-
-def store(at: Places) -> str:
-    """The image store that this engine was last started with; `classic` before the first start."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        features = json.loads(at.config.read_text(encoding="utf-8")).get("features", {})
-        return "containerd" if features.get("containerd-snapshotter") else "classic"
-    return "classic"
-
-
 def answers(at: Places, timeout: float = 2.0) -> bool:
     """Whether this engine answers a ping."""
     try:
-        wire.ping(wire.Address(at.host, "unix", path=str(at.socket)), timeout=timeout)
+        wire.ping(wire.unix(at.socket), timeout=timeout)
     except OSError:
         return False
     return True
@@ -61,18 +41,27 @@ def answers(at: Places, timeout: float = 2.0) -> bool:
 def start(at: Places, image_store: str) -> None:
     """Start containerd and dockerd and wait until the engine answers.
 
+    Where dockerd runs and only its containerd died, that one is started again; dockerd finds it at its socket.
     Raises `EngineSilent` when a dockerd of ours runs but does not answer, `StartFailed` with the last lines of
     the log when it does not come up; then nothing is left running.
     """
     pid = running_pid(at)
-    if pid is not None:
-        if answers(at, timeout=15.0) and containerd_pid(at) is not None:
-            return
+    if pid is None:
+        _start_both(at, image_store)
+        return
+    if containerd_pid(at) is None:
+        log.warn("the private engine's containerd has died: starting it again")
+        at.containerd_socket.unlink(missing_ok=True)
+        _start_containerd(at)
+    if not answers(at, timeout=15.0):
         raise EngineSilent(
             f"the private engine (process {pid}) runs but does not answer",
             hint="pipeline engine down && pipeline engine up",
             log=str(at.log),
         )
+
+
+def _start_both(at: Places, image_store: str) -> None:
     sweep(at)
     for folder in (at.root, at.data, at.containerd_root, at.run):
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +78,8 @@ def _start_containerd(at: Places) -> None:
     text = (
         "version = 2\n"
         f"root = {json.dumps(str(at.containerd_root))}\nstate = {json.dumps(str(at.run / 'containerd'))}\n"
-        'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
+        # No Kubernetes here, and no folders in /opt.
+        'disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.internal.v1.opt"]\n'
         f"[grpc]\naddress = {json.dumps(str(at.containerd_socket))}\n"
     )
     write_whole(at.containerd_config, text.encode())
@@ -171,6 +161,9 @@ def sweep(at: Places) -> bool:
     if left:
         raise StopFailed(f"process {left[0]} of the private engine cannot be ended", log=str(at.log))
     leftovers.unmount(folders)
+    mounted = leftovers.mounts(folders)
+    if mounted:  # never delete below something that is still mounted
+        raise StopFailed(f"{mounted[0]} of the private engine cannot be unmounted", hint=f"umount {mounted[0]}")
     network.remove(at.bridge)
     shutil.rmtree(at.run, ignore_errors=True)
     return bool(found)
