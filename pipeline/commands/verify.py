@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("image", metavar="IMAGE", help="name or id of an image in the engine")
     parser.add_argument("--level", choices=("static", "replay"), default="replay", help="look only, or run every op")
     parser.add_argument("--startup-max-wait", type=seconds, default=1200, metavar="S", help="bound of start and replay")
+    parser.add_argument("--deep", action="store_true", help="list the last layer's files (reads the whole image)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the verdict to FILE")
     parser.add_argument("--json", action="store_true", help="the verdict on stdout")
 
@@ -25,14 +25,22 @@ def execute(arguments: argparse.Namespace) -> int:
     from pipeline import log
     from pipeline.contract.errors import UsageError
     from pipeline.contract.files import write_json
-    from pipeline.engine import connect, ensure
+    from pipeline.engine import ensure
+    from pipeline.image.guard import connected
     from pipeline.image.verify import VerifyFailed, verify
 
     if not arguments.image:
         raise UsageError("no image was named", hint="make verify IMAGE=tuned/tiny:…, or `docker images tuned/*`")
     engine = ensure()
-    with contextlib.closing(connect(engine)) as client:
-        verdict = verify(client, arguments.image, level=arguments.level, max_wait=float(arguments.startup_max_wait))
+    with connected(engine) as client:
+        verdict = verify(
+            client,
+            arguments.image,
+            containerd_store=engine.containerd_store,
+            level=arguments.level,
+            max_wait=float(arguments.startup_max_wait),
+            deep=arguments.deep,
+        )
     if arguments.out is not None:
         write_json(arguments.out, verdict.to_json())
     if arguments.json:

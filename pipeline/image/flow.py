@@ -21,13 +21,14 @@ from pipeline.home import cache_home
 from . import store
 from .bake import bake, read_manifest
 from .buildkit import Built, Stage
+from .guard import connected
 from .prepare import Prepared, prepare, previous_digest
 from .request import Request, default_name
 from .tuning import StageTuning, tune
 from .verify import VerifyFailed, verify
 
 if TYPE_CHECKING:
-    from docker import DockerClient
+    from pipeline.engine import Engine
 
 _KEPT_LOGS = 20
 
@@ -140,12 +141,18 @@ def _recalled(home: Path, built: Built) -> Verdict | None:
     return None
 
 
-def _judge(client: DockerClient, request: Request, prepared: Prepared, built: Built, clock: _Clock) -> Verdict:
+def _judge(engine: Engine, request: Request, prepared: Prepared, built: Built, clock: _Clock) -> Verdict:
     verdict = _recalled(prepared.home, built)
     if verdict is not None:
         return verdict
     with clock.measure("verify"):
-        verdict = verify(client, built.image_id, level="replay", max_wait=request.max_wait)
+        verdict = verify(
+            prepared.client,
+            built.image_id,
+            containerd_store=engine.containerd_store,
+            level="replay",
+            max_wait=request.max_wait,
+        )
     write_json(prepared.home / "verdicts" / f"{built.config_digest.replace(':', '-')}.json", verdict.to_json())
     if verdict.result != "pass":
         raise VerifyFailed(verdict)
@@ -154,13 +161,13 @@ def _judge(client: DockerClient, request: Request, prepared: Prepared, built: Bu
 
 def build_image(request: Request) -> Outcome:
     """Build, tune, bake, verify and name one image. Raise the failed step's error; no name is given then."""
-    from pipeline.engine import connect, ensure
+    from pipeline.engine import ensure
 
     clock = _Clock()
     logfile = log_file(cache_home(), "image")
     with clock.measure("engine"):
         engine = ensure(store=request.store)
-    with contextlib.closing(connect(engine)) as client:
+    with connected(engine) as client:
         with clock.measure("prepare"):
             prepared = prepare(request, engine, client, logfile)
         tuned = _tuned(request, prepared, clock, logfile, trust_memory=True)
@@ -171,7 +178,7 @@ def build_image(request: Request) -> Outcome:
             tuned = _tuned(request, prepared, clock, logfile, trust_memory=False)
             with clock.measure("bake"):
                 built = _bake(prepared, tuned)
-        verdict = _judge(client, request, prepared, built, clock)
+        verdict = _judge(engine, request, prepared, built, clock)
         manifest = read_manifest(tuned.root)
         name = request.image or _name(manifest)
         image = client.images.get(built.image_id)

@@ -52,7 +52,7 @@ class StageTuning:
 
 
 def _progress(line: str) -> None:
-    if line.strip():
+    if line.strip() and not line.startswith("{"):  # the tuner's own result, which the manifest holds in full
         log.note(f"│ {line.rstrip()}")
 
 

@@ -22,7 +22,7 @@ from pipeline.contract.places import CACHE_ROOT, ENV_WORKSPACE, MANIFEST_FILE
 from pipeline.contract.verdict import Level, Verdict
 
 from .contain import Sandbox, created, run_to_end
-from .saved import SavedImage, read_saved
+from .identity import Identity, identify
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -65,9 +65,12 @@ class _Sheet:
         self.checks[name] = self.checks.get(name, 0) + number
 
 
-def verify(client: DockerClient, image: str, *, level: Level, max_wait: float) -> Verdict:
+def verify(
+    client: DockerClient, image: str, *, containerd_store: bool, level: Level, max_wait: float, deep: bool = False
+) -> Verdict:
     """Return the verdict on `image`; a failing one is returned too, so that it can be written down.
 
+    `deep` lists the last layer's files from the engine's export instead of comparing its size with the cache's.
     Raise `ImageMissing`, or `ContainerTooSlow` when a replay outlives `max_wait` seconds.
     """
     from docker.errors import ImageNotFound
@@ -79,19 +82,18 @@ def verify(client: DockerClient, image: str, *, level: Level, max_wait: float) -
             f"there is no image {image} in the engine", hint="`docker images` lists what there is"
         ) from error
     sheet = _Sheet()
-    with log.step("read the layers"):
-        saved = read_saved(client, image)
+    identity = identify(client, image, containerd_store=containerd_store, deep=deep)
     with tempfile.TemporaryDirectory(prefix="verify-") as temporary:
         root = Path(temporary) / "root"
         with log.step("read the cache out of the image"):
-            manifest, manifest_sha = _static(client, image, saved, root, sheet)
+            manifest, manifest_sha = _static(client, image, identity, root, sheet)
     if level == "replay" and manifest is not None and not sheet.findings:
         for who in SANDBOXES:
             with log.step(f"replay on {len(manifest.ranks)} ranks as {who}"):
                 _replay(client, image, manifest, who=who, sheet=sheet, max_wait=max_wait)
     return Verdict(
-        config_digest=saved.config_digest,
-        cache_diff_id=saved.diff_ids[-1],
+        config_digest=identity.config_digest,
+        cache_diff_id=identity.diff_ids[-1],
         manifest_sha256=manifest_sha,
         key=manifest.key if manifest else "",
         device=_device(manifest),
@@ -110,7 +112,7 @@ def _device(manifest: Manifest | None) -> str:
 
 
 def _static(
-    client: DockerClient, image: str, saved: SavedImage, root: Path, sheet: _Sheet
+    client: DockerClient, image: str, identity: Identity, root: Path, sheet: _Sheet
 ) -> tuple[Manifest | None, str]:
     from docker.errors import NotFound
 
@@ -124,7 +126,7 @@ def _static(
     tree, findings = check_root(root)
     sheet.findings += [str(finding) for finding in findings]
     sheet.count("keys", len(tree.keys))
-    _last_layer(saved, sheet)
+    _last_layer(identity, root, sheet)
     if not tree.keys or tree.keys[0].manifest is None:
         return None, ""
     manifest = tree.keys[0].manifest
@@ -132,15 +134,23 @@ def _static(
     return manifest, sha256_file(tree.keys[0].path / MANIFEST_FILE)
 
 
-def _last_layer(saved: SavedImage, sheet: _Sheet) -> None:
-    if saved.last_layer is None:
+def _last_layer(identity: Identity, root: Path, sheet: _Sheet) -> None:
+    if identity.last_size is not None:
+        content = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+        sheet.count("bytes in the last layer", identity.last_size)
+        if identity.last_size != content:
+            sheet.findings.append(
+                f"the last layer weighs {identity.last_size} bytes, the cache {content}: it is not alone"
+            )
+        return
+    if identity.last_names is None:
         sheet.findings.append("the last layer is far larger than a cache: something was built on top of it")
         return
-    sheet.count("files in the last layer", len(saved.last_layer))
+    sheet.count("files in the last layer", len(identity.last_names))
     inside = CACHE_ROOT.lstrip("/") + "/"
-    strangers = [name for name in saved.last_layer if not name.startswith(inside)]
+    strangers = [name for name in identity.last_names if not name.startswith(inside)]
     sheet.findings += [f"the last layer holds /{name}, which is no part of the cache" for name in strangers[:5]]
-    if not saved.last_layer:
+    if not identity.last_names:
         sheet.findings.append("the last layer is empty")
 
 

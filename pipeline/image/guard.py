@@ -1,0 +1,37 @@
+"""A client of the engine for the length of a block, and its own errors said in our words."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pipeline.contract.errors import EngineError
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from pipeline.engine import Engine
+
+
+class EngineGone(EngineError):
+    """The engine stopped answering, or refused a request that it should take."""
+
+
+@contextmanager
+def connected(engine: Engine) -> Iterator[DockerClient]:
+    """Connect, and close on the way out; errors of the SDK that no step foresaw become `EngineGone`."""
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    from pipeline.engine import connect
+
+    with contextlib.closing(connect(engine)) as client:
+        try:
+            yield client
+        except (DockerException, RequestException) as error:
+            said = str(getattr(error, "explanation", "") or error).strip().splitlines()
+            raise EngineGone(
+                f"the engine at {engine.host} failed: {said[-1][:300] if said else type(error).__name__}",
+                hint="`pipeline engine status` tells whether it still answers, and where its log is",
+            ) from error
