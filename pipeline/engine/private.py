@@ -13,18 +13,20 @@ import shutil
 import signal
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from pipeline import log
 from pipeline.contract.files import write_json, write_whole
 from pipeline.run import ProcessFailed, run
 
-from . import leftovers, network, packages, wire
+from . import leftovers, network, packages, procs, wire
 from .errors import EngineSilent, StartFailed, StopFailed
 from .places import Places
 from .procs import containerd_pid, running_pid
 
 _START = 60.0  # s; a data root with many images takes seconds
+_DETACH = 5.0  # s; from fork to pid file
 _STOP = 30.0  # s; dockerd itself gives containers 15 s
 _ROTATE = 16 << 20  # bytes
 
@@ -84,13 +86,7 @@ def _start_containerd(at: Places) -> None:
     )
     write_whole(at.containerd_config, text.encode())
     _detach("containerd", ["--config", str(at.containerd_config)], at.containerd_log, at.containerd_pid_file)
-    deadline = time.monotonic() + _START
-    while not at.containerd_socket.is_socket():
-        if containerd_pid(at) is None or time.monotonic() >= deadline:
-            raise StartFailed(
-                "containerd did not come up", details=_tail(at.containerd_log), log=str(at.containerd_log)
-            )
-        time.sleep(0.02)
+    _wait("containerd", at.containerd_socket.is_socket, at.containerd_pid_file, at.containerd_log)
 
 
 def _start_dockerd(at: Places, image_store: str, net: network.Network) -> None:
@@ -105,13 +101,7 @@ def _start_dockerd(at: Places, image_store: str, net: network.Network) -> None:
     }
     write_json(at.config, settings)
     _detach("dockerd", ["--config-file", str(at.config)], at.log, at.pid_file)
-    deadline = time.monotonic() + _START
-    while not answers(at):
-        gone = running_pid(at) is None
-        if gone or time.monotonic() >= deadline:
-            what = "ended at once" if gone else f"did not answer within {_START:.0f} s"
-            raise StartFailed(f"dockerd {what}", details=_tail(at.log), log=str(at.log))
-        time.sleep(0.05)
+    _wait("dockerd", lambda: answers(at), at.pid_file, at.log)
     log.note(f"private engine started: DOCKER_HOST={at.host} (log: {at.log})")
 
 
@@ -130,6 +120,20 @@ def _detach(program: str, words: list[str], output: Path, pid_file: Path) -> Non
         run(command, env=packages.search_path(), cwd=Path("/"), timeout=30)
     except ProcessFailed as error:
         raise StartFailed(f"{program} could not be started: {error.message}", details=error.details) from error
+
+
+def _wait(program: str, ready: Callable[[], bool], pid_file: Path, output: Path) -> None:
+    """Wait until a program that was detached is ready; raise `StartFailed` when it ended or takes too long."""
+    began = time.monotonic()
+    while not ready():
+        waited = time.monotonic() - began
+        pid = procs.read_pid(pid_file)
+        # start-stop-daemon returns before its child has written the pid file and become the program.
+        gone = waited > _DETACH if pid is None else not procs.command_line(pid)
+        if gone or waited > _START:
+            what = "ended at once" if gone else f"was not ready within {_START:.0f} s"
+            raise StartFailed(f"{program} {what}", details=_tail(output), log=str(output))
+        time.sleep(0.02)
 
 
 def _tail(path: Path, lines: int = 20) -> tuple[str, ...]:
