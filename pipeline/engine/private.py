@@ -26,6 +26,7 @@ from .places import Places
 from .procs import containerd_pid, running_pid
 
 _START = 60.0  # s; a data root with many images takes seconds
+_RECONNECT = 20.0  # s; dockerd waits longer and longer between its attempts to reach containerd
 _DETACH = 5.0  # s; from fork to pid file
 _STOP = 30.0  # s; dockerd itself gives containers 15 s
 _ROTATE = 16 << 20  # bytes
@@ -55,12 +56,24 @@ def start(at: Places, image_store: str) -> None:
         log.warn("the private engine's containerd has died: starting it again")
         at.containerd_socket.unlink(missing_ok=True)
         _start_containerd(at)
-    if not answers(at, timeout=15.0):
-        raise EngineSilent(
-            f"the private engine (process {pid}) runs but does not answer",
-            hint="pipeline engine down && pipeline engine up",
-            log=str(at.log),
-        )
+    deadline = time.monotonic() + _RECONNECT
+    while not _has_containerd(at):
+        if time.monotonic() > deadline:
+            raise EngineSilent(
+                f"the private engine (process {pid}) runs but does not answer",
+                hint="pipeline engine down && pipeline engine up",
+                log=str(at.log),
+            )
+        time.sleep(0.1)
+
+
+def _has_containerd(at: Places) -> bool:
+    """Whether the engine answers and reaches its containerd; without it, /info has no containerd version."""
+    try:
+        commit = wire.get_json(wire.unix(at.socket), "/info").get("ContainerdCommit")
+    except OSError:
+        return False
+    return isinstance(commit, dict) and commit.get("ID") not in {"", "N/A", None}
 
 
 def _start_both(at: Places, image_store: str) -> None:
@@ -109,6 +122,7 @@ def _detach(program: str, words: list[str], output: Path, pid_file: Path) -> Non
     """Start a program in a session of its own, its output in a log file, and return."""
     if output.is_file() and output.stat().st_size > _ROTATE:
         output.replace(output.with_suffix(".log.1"))
+    pid_file.unlink(missing_ok=True)  # its old process may be a zombie, which start-stop-daemon takes for running
     found = packages.program(program)
     if found is None:
         raise StartFailed(f"{program} was not found", hint="pipeline engine up")
