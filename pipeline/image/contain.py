@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from pipeline.contract.errors import BuildError
@@ -59,12 +61,35 @@ class Ended:
 @contextlib.contextmanager
 def created(client: DockerClient, image: str, command: Sequence[str], sandbox: Sandbox) -> Iterator[Container]:
     """A container that was created and not started; removed on the way out, whatever happened."""
-    container = client.containers.create(image, list(command), entrypoint=[], **sandbox.options())
+    # Named by us and beforehand: an interrupt may come after the engine made it and before we were told its id.
+    name = f"{LABEL}-{secrets.token_hex(8)}"
+    made = False
     try:
+        container = client.containers.create(image, list(command), name=name, entrypoint=[], **sandbox.options())
+        made = True
         yield container
     finally:
-        with contextlib.suppress(Exception):
-            container.remove(force=True, v=True)
+        _remove(client, name, patience=0.0 if made else 2.0)
+
+
+def _remove(client: DockerClient, name: str, *, patience: float) -> None:
+    """Remove a container, running or not; wait `patience` seconds for one that the engine may be about to finish."""
+    from docker.errors import APIError, NotFound
+
+    until = time.monotonic() + patience
+    while True:
+        try:
+            client.api.remove_container(name, force=True, v=True)
+        except NotFound:
+            if time.monotonic() >= until:
+                return
+            time.sleep(0.1)
+        except APIError as error:
+            if error.status_code != HTTPStatus.CONFLICT:  # it is being removed already
+                raise
+            return
+        else:
+            return
 
 
 def run_to_end(client: DockerClient, image: str, command: Sequence[str], sandbox: Sandbox, *, max_wait: float) -> Ended:

@@ -14,8 +14,13 @@ from pipeline.contract.files import write_json
 from pipeline.contract.places import CACHE_ROOT, PLAN_FILE
 from pipeline.contract.plan import Plan
 
-# Every staged file carries this time (2020-01-01): any fixed one would do, but zip-based tools dislike 1970.
+# Directories, and the image's own dates, carry this time (2020-01-01): any fixed one would do, but zip dislikes 1970.
 FIXED_TIME = 1_577_836_800
+# Files carry a time within the four years after it, chosen by their content. BuildKit takes a file of a local context
+# as unchanged when path, size, mode and time are equal (seen: a cache of the same size was baked with the old content),
+# so one time for all files would let stale bytes into a layer; one time per content is just as reproducible.
+_SPREAD = 1 << 27
+STAGING = 2  # raise when staging itself changes, so that contexts staged earlier are not taken
 
 # What of our code runs inside the image, relative to the package; standard library, torch and FlashInfer only.
 SHIPPED_MODULES = ("__init__.py", "log.py", "run.py")
@@ -23,15 +28,20 @@ SHIPPED_ROOMS = ("contract", "cache", "tune")
 
 
 def settle(root: Path) -> Path:
-    """Give everything below `root` fixed times and modes (0755 directories, 0644 or 0755 files); return `root`."""
+    """Give everything below `root` times that its content decides, and plain modes; return `root`.
+
+    Directories become 0755, files 0644, or 0755 when their owner may execute them.
+    """
     for folder, names, files in os.walk(root, topdown=False):
         for name in (*names, *files):
             path = Path(folder) / name
             if path.is_symlink():
                 continue
-            executable = path.is_dir() or (os.access(path, os.X_OK) and path.stat().st_mode & 0o100)
-            path.chmod(0o755 if executable else 0o644)
-            os.utime(path, (FIXED_TIME, FIXED_TIME))
+            when = FIXED_TIME
+            if path.is_file():
+                when += int(sha256_file(path)[:8], 16) % _SPREAD
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+            os.utime(path, (when, when))
     root.chmod(0o755)
     os.utime(root, (FIXED_TIME, FIXED_TIME))
     return root

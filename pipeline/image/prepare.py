@@ -52,7 +52,7 @@ def previous_digest(previous: Path | None) -> str:
 
 def _staged(home: Path, name: str, content: object, make: Callable[[Path], Path]) -> Path:
     """A staged context addressed by what it is made from; made beside its place and renamed into it."""
-    place = home / "contexts" / f"{name}-{sha256_json(content)[:24]}"
+    place = home / "contexts" / f"{name}-{sha256_json([contexts.STAGING, content])[:24]}"
     if place.is_dir():
         return place
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -339,7 +339,8 @@ def test_ctrl_c_leaves_no_tag_and_no_container(
     step: str, engine: Any, client: Any, home: Path, built: dict[str, Any]
 ) -> None:
     name = "tuned-test/tiny:interrupted"
-    before = {c.id for c in client.containers.list(all=True)}
+    ours = {"label": "tuned-image-pipeline"}
+    before = {c.id for c in client.containers.list(all=True, filters=ours)}
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeline", "image", "tiny", "--tp", "2", "--retune", "--image", name],
         cwd=ROOT,
@@ -361,7 +362,7 @@ def test_ctrl_c_leaves_no_tag_and_no_container(
     assert status == 130, "".join(said)
     assert "Traceback" not in "".join(said)
     assert not [tag for image in client.images.list() for tag in image.tags if tag == name]
-    assert {c.id for c in client.containers.list(all=True)} - before == set()
+    assert {c.id for c in client.containers.list(all=True, filters=ours)} - before == set()
     left = [
         p for p in (home / "tuned-image-pipeline" / "contexts").iterdir() if p.name.startswith((".", "tuned-", "bake-"))
     ]

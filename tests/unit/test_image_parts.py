@@ -88,6 +88,18 @@ def test_a_staged_cache_is_the_same_whenever_it_is_staged(tmp_path: Path) -> Non
     assert (tmp_path / "context0" / CACHE_ROOT.lstrip("/") / "0.6.16").is_dir()
 
 
+def test_files_of_one_size_and_different_content_get_different_times(tmp_path: Path) -> None:
+    """BuildKit would take them for the same file and keep the old bytes."""
+    times = []
+    for content in ("abc", "abd", "abc"):
+        place = tmp_path / str(len(times))
+        place.mkdir()
+        (place / "f").write_text(content)
+        times.append((contexts.settle(place) / "f").stat().st_mtime_ns)
+    assert times[0] == times[2] != times[1]
+    assert times[0] % 1_000_000_000 == 0
+
+
 def test_the_staged_code_is_what_the_image_needs_and_no_more(tmp_path: Path) -> None:
     package = Path(contexts.__file__).resolve().parents[1]
     code = contexts.stage_code(package, tmp_path / "code")
