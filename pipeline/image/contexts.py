@@ -10,6 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
+from pipeline.contract.digest import sha256_file
 from pipeline.contract.files import write_json
 from pipeline.contract.places import CACHE_ROOT, PLAN_FILE
 from pipeline.contract.plan import Plan
