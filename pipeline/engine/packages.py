@@ -126,7 +126,7 @@ def _forbids(policy: Path) -> bool:
 
 
 @contextmanager
-def no_service_starts(policy: Path = POLICY) -> Iterator[None]:
+def no_service_starts(policy: Path) -> Iterator[None]:
     """Keep package scripts from starting docker or containerd while inside.
 
     Debian's hook for this is policy-rc.d. An existing one that allows is moved aside and asked for every
@@ -172,7 +172,7 @@ def install(system: System, packages: tuple[str, ...], log_file: Path) -> None:
             if system.id == "debian" and system.major == _OLDEST_DEBIAN:
                 _prepare_newer_suite(system, log_file)
             _update(log_file)
-            with no_service_starts():
+            with no_service_starts(POLICY):
                 _apt_get(["install", "-y", "--no-install-recommends", *packages], log_file)
         except ProcessFailed as error:
             raise InstallFailed(
