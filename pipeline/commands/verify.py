@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from pipeline.commands.image import seconds
+from pipeline.image.arguments import seconds
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

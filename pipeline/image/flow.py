@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline import log
 from pipeline.contract.errors import PipelineError
@@ -22,6 +18,7 @@ from . import store
 from .bake import bake, read_manifest
 from .buildkit import Built, Stage
 from .guard import connected
+from .outcome import Clock, Outcome, log_file
 from .prepare import Prepared, prepare, previous_digest
 from .request import Request, default_name
 from .tuning import StageTuning, tune
@@ -29,70 +26,6 @@ from .verify import VerifyFailed, verify
 
 if TYPE_CHECKING:
     from pipeline.engine import Engine
-
-_KEPT_LOGS = 20
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A finished image: its name, identity and verdict, what the tuning cost, and where the time went (seconds)."""
-
-    image: str
-    config_digest: str
-    image_id: str
-    key: str
-    manifest: Manifest
-    verdict: Verdict
-    tune_seconds: float
-    reused: bool
-    size: int
-    cache_diff_id: str
-    steps: tuple[tuple[str, float], ...]
-    docker_host: str
-    log: str
-
-    def to_json(self) -> dict[str, Any]:
-        """The outcome as JSON values."""
-        return {
-            "image": self.image,
-            "config_digest": self.config_digest,
-            "image_id": self.image_id,
-            "key": self.key,
-            "entries": sum(self.manifest.entries_per_op().values()),
-            "ranks": len(self.manifest.ranks),
-            "tune_seconds": self.tune_seconds,
-            "reused": self.reused,
-            "size_bytes": self.size,
-            "cache_diff_id": self.cache_diff_id,
-            "verdict": self.verdict.to_json(),
-            "steps": dict(self.steps),
-            "docker_host": self.docker_host,
-            "log": self.log,
-        }
-
-
-class _Clock:
-    """Times of the steps, in order."""
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[str, float]] = []
-
-    @contextmanager
-    def measure(self, name: str) -> Iterator[None]:
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.steps.append((name, round(time.monotonic() - began, 3)))
-
-
-def log_file(home: Path, name: str) -> Path:
-    """A new log's path; the oldest logs beyond the newest twenty are removed."""
-    folder = home / "logs"
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in sorted(folder.glob("*.log"), key=lambda p: p.stat().st_mtime)[:-_KEPT_LOGS]:
-        old.unlink(missing_ok=True)
-    return folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{time.time_ns() % 1_000_000:06d}.log"
 
 
 def _known_tuner(home: Path, digest: str) -> str:
@@ -102,7 +35,7 @@ def _known_tuner(home: Path, digest: str) -> str:
     return ""
 
 
-def _tuned(request: Request, prepared: Prepared, clock: _Clock, logfile: Path, *, trust_memory: bool) -> store.Tuned:
+def _tuned(request: Request, prepared: Prepared, clock: Clock, logfile: Path, *, trust_memory: bool) -> store.Tuned:
     """The tuned root for this request: from the store, or by tuning now."""
     tuner = _known_tuner(prepared.home, prepared.digest) if trust_memory and not request.retune else ""
     found = store.take(prepared.home, _inputs(request, prepared, tuner)) if tuner else None
@@ -141,7 +74,7 @@ def _recalled(home: Path, built: Built) -> Verdict | None:
     return None
 
 
-def _judge(engine: Engine, request: Request, prepared: Prepared, built: Built, clock: _Clock) -> Verdict:
+def _judge(engine: Engine, request: Request, prepared: Prepared, built: Built, clock: Clock) -> Verdict:
     verdict = _recalled(prepared.home, built)
     if verdict is not None:
         return verdict
@@ -159,11 +92,23 @@ def _judge(engine: Engine, request: Request, prepared: Prepared, built: Built, c
     return verdict
 
 
+def fill_store(request: Request) -> store.Tuned:
+    """Everything up to the tuned cache in the host's store: what `pipeline tune` does."""
+    from pipeline.engine import ensure
+
+    clock = Clock()
+    logfile = log_file(cache_home(), "tune")
+    engine = ensure(store=request.store)
+    with connected(engine) as client:
+        prepared = prepare(request, engine, client, logfile)
+        return _tuned(request, prepared, clock, logfile, trust_memory=True)
+
+
 def build_image(request: Request) -> Outcome:
     """Build, tune, bake, verify and name one image. Raise the failed step's error; no name is given then."""
     from pipeline.engine import ensure
 
-    clock = _Clock()
+    clock = Clock()
     logfile = log_file(cache_home(), "image")
     with clock.measure("engine"):
         engine = ensure(store=request.store)
@@ -171,18 +116,15 @@ def build_image(request: Request) -> Outcome:
         with clock.measure("prepare"):
             prepared = prepare(request, engine, client, logfile)
         tuned = _tuned(request, prepared, clock, logfile, trust_memory=True)
-        with clock.measure("bake"):
-            built = _bake(prepared, tuned)
+        built = _bake(prepared, tuned, clock)
         if tuned.reused and _recalled(prepared.home, built) is None:
             # The image is not the one that was verified, so its tuner may not be the one that tuned: ask BuildKit.
             tuned = _tuned(request, prepared, clock, logfile, trust_memory=False)
-            with clock.measure("bake"):
-                built = _bake(prepared, tuned)
+            built = _bake(prepared, tuned, clock)
         verdict = _judge(engine, request, prepared, built, clock)
         manifest = read_manifest(tuned.root)
-        name = request.image or _name(manifest)
         image = client.images.get(built.image_id)
-        repository, tag = _split(name)
+        repository, tag = _split(request.image or _name(manifest))
         image.tag(repository, tag)
         return Outcome(
             image=f"{repository}:{tag}",
@@ -201,8 +143,8 @@ def build_image(request: Request) -> Outcome:
         )
 
 
-def _bake(prepared: Prepared, tuned: store.Tuned) -> Built:
-    with log.step("bake the cache into the last layer"):
+def _bake(prepared: Prepared, tuned: store.Tuned, clock: Clock) -> Built:
+    with clock.measure("bake"), log.step("bake the cache into the last layer"):
         return bake(
             prepared.builder,
             prepared.contexts,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 
-from .flow import Outcome
+from .outcome import Outcome
 
 
 def _size(count: int) -> str:

@@ -379,3 +379,25 @@ def read_file(client: Any, image: str, path: str) -> bytes:
             return stream.read()
     finally:
         container.remove(force=True)
+
+
+def test_a_failure_inside_the_stage_is_told_and_never_cached(
+    engine: Any, home: Path, monkeypatch: pytest.MonkeyPatch, client: Any
+) -> None:
+    """An op that no adapter knows fails on every rank; the build step itself ends with 0, and the next attempt runs."""
+    from pipeline.contract.plan import Layout, OpPlan, Plan
+    from pipeline.image.flow import build_image
+    from pipeline.image.request import Request
+    from pipeline.image.tuning import TuningFailed
+
+    monkeypatch.setenv("DOCKER_HOST", engine.host)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    op = OpPlan("qkv", "no_such_op", {"n": 8, "k": 8}, {"a": "float32", "b": "float32", "out": "float32"}, (1, 2))
+    plan = Plan("broken", "cpu", "cpu-x86_64", "0.6.16.post3", Layout(tp=2), (op,))
+    request = Request(root=ROOT, plan=plan, image="tuned-test/tiny:broken", timeout=30)
+    for _ in range(2):
+        with pytest.raises(TuningFailed, match="no_such_op") as caught:
+            build_image(request)
+        assert int(caught.value.exit_code) == 6
+        assert Path(caught.value.log).is_file()
+    assert not [tag for image in client.images.list() for tag in image.tags if tag == "tuned-test/tiny:broken"]
