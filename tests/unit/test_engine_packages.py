@@ -1,4 +1,4 @@
-"""The host's apt sources, its os-release, the pinned source of the newer suite, and what is said where nothing can start."""
+"""The host's apt sources, its os-release, the newer suite and its pin, and what is said where nothing can start."""
 
 from __future__ import annotations
 
@@ -230,7 +230,6 @@ def fake_apt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Apt:
     monkeypatch.setattr(packages, "run", fake)
     monkeypatch.setattr(apt, "APT", root)
     monkeypatch.setattr(packages, "program", lambda name: None if name == "dockerd" else f"/usr/bin/{name}")
-    monkeypatch.setattr(packages.no_service_starts, "__wrapped__", None, raising=False)
     monkeypatch.setattr(packages, "POLICY", tmp_path / "policy-rc.d")
     return fake
 
