@@ -56,6 +56,8 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
             details=[f"{one.name}: {one.reason}" for one in plan.untuned],
             hint="nothing to do for this model on this device",
         )
+    if nproc != plan.layout.world:
+        log.warn(f"{nproc} ranks in place of the {plan.layout.world} planned: the result can be looked at, not baked")
     buckets = sum(len(op.buckets) for op in plan.ops)
     log.note(f"{plan.model}: {len(plan.ops)} ops, {buckets} buckets, {nproc} ranks on {plan.device} ({plan.arch})")
 

@@ -78,11 +78,16 @@ class RankState:
     def lines(self) -> list[str]:
         """The last step and the end of the stack, for people."""
         said = f"rank {self.rank}: {self.place}, {self.silent:.1f} s ago{_state(self.process)}"
-        return [said, *(f"    {line}" for line in self.stack.splitlines()[:_STACK_LINES])]
+        return [said, *(f"    {line}" for line in self.trace.splitlines()[:_STACK_LINES])]
+
+    @property
+    def trace(self) -> str:
+        """Where the rank was. One that failed by itself has left that place: only its own words say it."""
+        return "" if self.failure else self.stack
 
     def to_json(self) -> dict[str, Any]:
         """What failure.json holds for this rank."""
-        return {"rank": self.rank, "step": self.place, "stack": self.stack, "status": self.status}
+        return {"rank": self.rank, "step": self.place, "stack": self.trace, "status": self.status}
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ def _diagnose(now: Situation) -> RankTrouble:
     if gone:
         how = f"was ended by {_signal(gone[0].status)}" if gone[0].status else "ended without a word"
         hint = "nothing was saved; SIGKILL often means that the machine ran out of memory"
-        return RankLost(f"rank {gone[0].rank} {how} at: {gone[0].place}", details=details, hint=hint)
+        return RankLost(f"rank {gone[0].rank} {how} at: {gone[0].place}", details=[*now.tail, *details], hint=hint)
     stopped = [s for s in now.ranks if s.process in ("T", "t")]
     if stopped:
         how = "nothing was saved; it was stopped from outside (SIGSTOP, a debugger, a frozen container)"

@@ -13,7 +13,6 @@ import faulthandler
 import json
 import os
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -29,6 +28,13 @@ from .steps import Steps, step_path
 
 _FAREWELL_SECONDS = 30.0  # how long a failed rank waits to be ended by its supervisor
 _PR_SET_PDEATHSIG = 1
+
+
+class CollectiveFailed(BaseException):
+    """A collective timed out or lost a rank; nothing more can be agreed on.
+
+    No `Exception`: FlashInfer takes any exception inside a measurement for a bad tactic and would go on alone.
+    """
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,10 @@ def read_failure(work: Path, rank: int) -> RankFailure | None:
 
 
 def live(rank: int, work: Path, body: Callable[[Steps], None]) -> int:
-    """Run a rank's work and return its exit code. Dies with its parent; tells its stack on SIGUSR1."""
+    """Run a rank's work and return its exit code. Dies with its parent; tells its stack on SIGUSR1.
+
+    The caller ends the process with `os._exit`: torch's and gloo's own shutdown can wait for a rank that is gone.
+    """
     with contextlib.suppress(OSError, AttributeError):  # a launcher that is killed must leave no rank behind
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with stack_path(work, rank).open("w", encoding="utf-8") as stacks:
@@ -92,8 +101,6 @@ def live(rank: int, work: Path, body: Callable[[Steps], None]) -> int:
 
 
 def _describe(rank: int, error: BaseException) -> RankFailure:
-    from .ranks import CollectiveFailed
-
     if isinstance(error, PipelineError):
         return RankFailure(rank, "refused", int(error.exit_code), error.message, error.hint, error.details)
     if isinstance(error, CollectiveFailed):
@@ -105,10 +112,3 @@ def _describe(rank: int, error: BaseException) -> RankFailure:
 def environment() -> tuple[int, int]:
     """Rank and world size as the launcher set them."""
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-
-
-def leave(code: int) -> None:
-    """End the process at once: torch's and gloo's own shutdown can wait for a rank that is gone."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -1,8 +1,7 @@
 """The ranks' process groups, and the only collectives that the tuner calls.
 
-Every collective marks the rank as waiting, so that the supervisor can tell who waits from who is waited for. A
-collective that fails raises `CollectiveFailed`, which is no `Exception`: FlashInfer takes any exception inside a
-measurement for a bad tactic and would go on alone.
+Every collective marks the rank as waiting, so that the supervisor can tell who waits from who is waited for, and
+raises `CollectiveFailed` when it fails.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from .agreement import agree
+from .rank import CollectiveFailed
 from .steps import Steps
 
 # Bound for a rank to start and import torch and FlashInfer on a busy machine, in seconds.
@@ -23,10 +23,6 @@ START_SECONDS = 180.0
 # A rank that has nothing left to do waits for those that still tune. The watchdog bounds that by their progress,
 # not by a clock of the waiting rank.
 _PATIENCE = datetime.timedelta(days=2)
-
-
-class CollectiveFailed(BaseException):
-    """A collective timed out or lost a rank; nothing more can be agreed on."""
 
 
 @dataclass

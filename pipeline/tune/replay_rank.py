@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,8 +44,9 @@ class Replay:
 
     def replay(self, op: OpPlan) -> None:
         """Call an op at every token count of a replay."""
-        from .coverage import answering, replay_tokens, settings
+        from .coverage import settings
         from .ops import adapter_of
+        from .tokens import answering, replay_tokens
 
         plan = self.manifest.plan
         case = adapter_of(op).make(op, self.device, plan.seed)
@@ -128,12 +130,12 @@ def work(directory: Path, place: Path, steps: Steps) -> None:
     )
 
 
-def main(words: list[str]) -> None:
+def main(words: list[str]) -> int:
     """Live as a rank."""
     directory, place = Path(words[0]), Path(words[1])
     rank, _ = life.environment()
-    life.leave(life.live(rank, place, lambda steps: work(directory, place, steps)))
+    return life.live(rank, place, lambda steps: work(directory, place, steps))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    os._exit(main(sys.argv[1:]))

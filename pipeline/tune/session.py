@@ -21,6 +21,7 @@ from . import flashinfer_api
 from . import rank as life
 from .coverage import Measured
 from .cpu_shim import CPU_KNOBS
+from .ops import adapter_of, is_skipped
 from .planfile import read_plan
 from .previous import Earlier, find_earlier
 from .ranks import Ranks, join
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 class PlanElsewhere(UsageError):
     """The plan was made for another FlashInfer, device or number of ranks than are here."""
+
+
+class NothingTuned(UsageError):
+    """Every op of the plan is left out by skip_ops."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +97,16 @@ def check_plan(plan: Plan, record: Record, world: int) -> None:
     if len({op.name for op in plan.ops}) != len(plan.ops):
         wrong.append("two ops of the plan have one name")
     wrong += [f"{op.name} is assigned to rank {r} of {world}" for op in plan.ops for r in op.ranks if r >= world]
+    homes = {op.name: adapter_of(op).DEVICE for op in plan.ops}
+    wrong += [
+        f"{name} runs on {home}, the plan is for {plan.device}" for name, home in homes.items() if home != plan.device
+    ]
     if wrong:
         raise PlanElsewhere(wrong[0], details=wrong, hint="make the plan again with `pipeline plan`, for this machine")
+    if all(is_skipped(op, plan) for op in plan.ops):
+        raise NothingTuned(
+            f"skip_ops ({', '.join(plan.skip_ops)}) leaves nothing to tune", hint="plan again with fewer --skip-ops"
+        )
 
 
 def begin(options: Options, steps: Steps) -> Session:

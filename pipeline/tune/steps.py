@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 _SIZE = 4096  # bytes of a step file; the JSON is padded with spaces
-_TEXT = 600  # characters kept of a text, so that the JSON always fits
+_TEXT = 300  # characters kept of a text: six bytes each at worst, so that the JSON always fits
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Steps:
 
     def _write(self, **changes: Any) -> None:  # noqa: ANN401 - fields of RankStep
         self._now = replace(self._now, changed=time.monotonic(), **changes)
-        text = json.dumps(asdict(self._now)).encode()
+        text = json.dumps(asdict(self._now), ensure_ascii=False).encode(errors="replace")
         self._map[:] = text[:_SIZE].ljust(_SIZE)
 
 

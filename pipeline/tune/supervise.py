@@ -15,13 +15,13 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from pipeline import run
 from pipeline.contract.errors import UsageError
@@ -40,6 +40,15 @@ _TAIL = 20
 
 class NoTemporary(UsageError):
     """There is no directory to write to."""
+
+
+class Process(Protocol):
+    """What `pipeline.run.spawn` yields, as far as it is looked at here."""
+
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """The exit status, None while it runs."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,7 @@ def environment(work: Path) -> dict[str, str]:
     return {
         "PYTHONPATH": path,
         "PYTHONUNBUFFERED": "1",
+        "HOME": os.environ.get("HOME") or str(work),  # FlashInfer asks for a home even where it will not use it
         "TMPDIR": str(work),  # torchrun makes its own files there; nothing else may be writable
         ENV_WORKSPACE: os.environ.get(ENV_WORKSPACE) or _home() or str(work / "workspace"),
         # One node: the loopback device always exists, the host's name may be known to nobody.
@@ -128,7 +138,7 @@ def supervise(crew: Crew, commands: Sequence[tuple[Sequence[str], Mapping[str, s
         raise diagnose(situation)
 
 
-def _watch(crew: Crew, processes: Sequence[subprocess.Popen[str]]) -> float | None:
+def _watch(crew: Crew, processes: Sequence[Process]) -> float | None:
     """Wait. None: all processes ended, or one ended badly. 0: a rank wrote a failure. Else: the bound that passed."""
     began = time.monotonic()
     told: tuple[str, int] | None = None

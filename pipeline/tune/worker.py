@@ -7,6 +7,7 @@ every rank loads what was saved and finds each bucket's entry in it → rank 0 p
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,7 +56,7 @@ def work(options: argparse.Namespace, steps: Steps) -> None:
     session.ranks.barrier()
 
 
-def main() -> None:
+def main() -> int:
     """Parse what the supervisor passed and live."""
     parser = argparse.ArgumentParser(prog="pipeline.tune.worker")
     parser.add_argument("--plan", type=Path, required=True)
@@ -65,8 +66,8 @@ def main() -> None:
     parser.add_argument("--previous", type=Path)
     options = parser.parse_args()
     rank, _ = life.environment()
-    life.leave(life.live(rank, options.work, lambda steps: work(options, steps)))
+    return life.live(rank, options.work, lambda steps: work(options, steps))
 
 
 if __name__ == "__main__":
-    main()
+    os._exit(main())

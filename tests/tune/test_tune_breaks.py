@@ -1,0 +1,171 @@
+"""Ranks that break the contract, die, stop or crawl: each ends in time, with the right rank named, nothing saved."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tune_harness import Done, Tuner, write_plan
+
+from pipeline.contract.plan import Plan
+
+pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(300)]
+
+TIMEOUT = 4  # seconds, the bound of the process group
+BOUND = 60  # seconds for everything, imports on a busy machine included
+
+
+def broken(tuner: Tuner, plan: Plan, place: Path, fault: str, *words: object, rank: int = 1) -> Done:
+    began = time.monotonic()
+    file = write_plan(plan, place / "plan.json")
+    done = tuner.run("pipeline.tune", file, place / "out", "--timeout", TIMEOUT, *words, fault=fault, rank=rank)
+    assert time.monotonic() - began < BOUND
+    assert "Traceback (most recent call last)" not in done.stderr.split("ranks.log")[0]
+    saved = [path.name for path in (place / "out").rglob("*") if path.name not in ("ranks.log", "failure.json")]
+    assert saved == []
+    return done
+
+
+def error_line(done: Done) -> str:
+    return next(line for line in done.stderr.splitlines() if line.startswith("error: "))
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("other_buckets", "rank 1 differs from the others in buckets before tuning"),
+        ("other_skip_ops", "rank 1 differs from the others in plan digest before tuning"),
+        ("other_seed", "rank 1 differs from the others in seed before tuning"),
+        ("warm_cache", "rank 1 differs from the others in cache entries at entry before wide"),
+        ("tactic_missing", "rank 1 differs from the others in tactic lists before wide"),
+    ],
+)
+def test_a_broken_contract_names_rank_and_field(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, fault: str, expected: str
+) -> None:
+    done = broken(tuner, make_plan(), tmp_path, fault)
+    assert done.status == 6
+    assert error_line(done) == f"error: {expected}"
+
+
+def test_different_tactics_are_refused(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+    done = broken(tuner, make_plan(), tmp_path, "other_tactic")
+    assert done.status == 6
+    assert error_line(done).startswith("error: rank 1 chose another tactic than rank 0 for ('cpu_mm', ")
+    assert '["blas", "nk", 0, 0, 99]' in done.stderr
+
+
+def test_an_entry_that_one_rank_lacks_is_refused(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+    done = broken(tuner, make_plan(), tmp_path, "entry_lost")
+    assert done.status == 6
+    assert "held by rank 0, the plan assigns it to rank 0, 1" in done.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_named(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, rank: int) -> None:
+    done = broken(tuner, make_plan(), tmp_path, "killed", rank=rank)
+    assert done.status == 6
+    assert error_line(done).startswith(f"error: rank {rank} was ended by SIGKILL at: tuning wide")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_rank_is_named_with_its_stack(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, rank: int
+) -> None:
+    done = broken(tuner, make_plan(), tmp_path, "stopped", "--stage", rank=rank)
+    assert done.status == 0
+    failure = json.loads((tmp_path / "out" / "failure.json").read_text())
+    assert failure["exit_code"] == 6
+    assert failure["message"].startswith(f"rank {rank} is stopped at: tuning wide (cpu_mm), 3 buckets, cpu_mm (")
+    assert [one["rank"] for one in failure["ranks"]] == [0, 1]
+    assert "sitecustomize.py" in failure["ranks"][rank]["stack"]
+    assert failure["ranks"][1 - rank]["step"].endswith("(waiting for the other ranks)")
+    assert failure["hint"]
+
+
+def test_a_rank_that_does_not_come_is_named_with_its_stack(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    done = broken(tuner, make_plan(), tmp_path, "too_slow")
+    assert done.status == 6
+    assert error_line(done).startswith("error: rank 1 made no progress at: tuning wide")
+    assert "sitecustomize.py" in done.stderr
+
+
+def test_a_partial_result_is_refused(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+    done = broken(tuner, make_plan(), tmp_path, "all_tactics_fail")
+    assert done.status == 6
+    assert "3 of 3 buckets have no entry" in error_line(done)
+
+
+def test_a_name_that_flashinfer_lacks_is_said(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+    done = broken(tuner, make_plan(), tmp_path, "name_missing")
+    assert done.status == 6
+    assert "has no flashinfer.autotuner.autotuner.AutoTuner._get_cache_key" in error_line(done)
+
+
+def test_a_plan_for_elsewhere_is_refused(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+    plan = replace(make_plan(), arch="90a", flashinfer_version="0.1.0")
+    done = broken(tuner, plan, tmp_path, "")
+    assert done.status == 2
+    assert "the plan is for FlashInfer 0.1.0" in error_line(done)
+    assert "the plan is for the architecture '90a'" in done.stderr
+
+
+def test_a_plan_whose_ops_are_all_skipped_is_refused(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    done = broken(tuner, make_plan(skip_ops=("cpu_mm",)), tmp_path, "")
+    assert done.status == 2
+    assert error_line(done) == "error: skip_ops (cpu_mm) leaves nothing to tune"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupt_ends_every_rank(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, number: signal.Signals
+) -> None:
+    file = write_plan(make_plan(), tmp_path / "plan.json")
+    words = [tuner.python, "-m", "pipeline.tune", str(file), str(tmp_path / "out"), "--timeout", "60"]
+    environment = {**tuner.environment("too_slow"), "FLASHINFER_WORKSPACE_BASE": str(tmp_path)}
+    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "1/2 tuning wide" in line:
+                break
+        ranks = [json.loads(path.read_text())["pid"] for path in tmp_path.glob("tune-*/rank-*.step.json")]
+        assert len(ranks) == 2
+        process.send_signal(number)
+        said = process.stderr.read()
+        assert process.wait(30) == 130
+    assert "interrupted; nothing was saved" in said
+    assert [pid for pid in ranks if Path(f"/proc/{pid}").exists()] == []
+    assert not (tmp_path / "out").exists()
+    assert list(tmp_path.glob("tune-*")) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 99}'])
+def test_a_plan_that_is_none_is_refused_at_once(tuner: Tuner, tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    done = tuner.run("pipeline.tune", tmp_path / "plan.json", tmp_path / "out")
+    assert done.status == 2
+    assert "Traceback" not in done.stderr
+    assert "hint:" in done.stderr
+
+
+def test_a_device_must_not_be_a_string(tuner: Tuner) -> None:
+    code = (
+        "from pipeline.contract.plan import OpPlan\n"
+        "from pipeline.tune.ops.cpu_mm import make\n"
+        "names = dict.fromkeys(('a', 'b', 'out'), 'float32')\n"
+        "make(OpPlan('x', 'cpu_mm', {'n': 8, 'k': 8}, names, (1,)), 'cpu', 1)\n"
+    )
+    done = subprocess.run(
+        [tuner.python, "-c", code], env=tuner.environment(), capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stderr.splitlines()[-1] == "TypeError: a device must be a torch.device, not str 'cpu'"

@@ -1,0 +1,72 @@
+"""Running the product's modules in an interpreter that has torch and FlashInfer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.contract.plan import Plan
+
+ROOT = Path(__file__).resolve().parents[2]
+FAULTS = Path(__file__).parent / "faults"
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a process ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def told(self) -> Any:
+        """The JSON object on stdout."""
+        return json.loads(self.stdout)
+
+
+@dataclass(frozen=True)
+class Tuner:
+    """An interpreter with torch and FlashInfer, and the record it prints."""
+
+    python: str
+    path: str
+    workspace: Path
+
+    def run(self, module: str, *words: object, fault: str = "", rank: int = 1, timeout: float = 180) -> Done:
+        """Run a module of the product to its end."""
+        done = subprocess.run(
+            [self.python, "-m", module, *map(str, words)],
+            env=self.environment(fault, rank),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def environment(self, fault: str = "", rank: int = 1) -> Mapping[str, str]:
+        path = [str(FAULTS)] * bool(fault) + [self.path] * bool(self.path) + [str(ROOT)]
+        return {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": os.pathsep.join(path),
+            "FLASHINFER_WORKSPACE_BASE": str(self.workspace),
+            "PIPELINE_TEST_FAULT": fault,
+            "PIPELINE_TEST_RANK": str(rank),
+        }
+
+    def record(self) -> Any:
+        """The environment record."""
+        done = self.run("pipeline.tune.record")
+        assert done.status == 0, done.stderr
+        return done.told["record"]
+
+
+def write_plan(plan: Plan, path: Path) -> Path:
+    path.write_text(json.dumps(plan.to_json()))
+    return path
