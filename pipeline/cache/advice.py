@@ -1,0 +1,144 @@
+"""What each field of a record is read from, what changes it, and what to do when it differs.
+
+The sources are FlashInfer's `_collect_metadata` (0.6.16.post3 and 0.7.4) and, for `arch` and `cpu.*`, our own record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .judge import Field
+
+_UNKNOWN = (None, "unknown", "None", "")
+_SHARED_ARCH = {
+    "H100": "90a",
+    "H200": "90a",
+    "H800": "90a",
+    "H20": "90a",
+    "GH200": "90a",
+    "B200": "100a",
+    "GB200": "100a",
+}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One field that differs, in words: why it may, and what to do."""
+
+    why: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Known:
+    """A field: where its value comes from, what changes it, what to do when it differs or is not known here."""
+
+    source: str
+    changes: str
+    remedy: str
+    absent: str
+
+
+FIELDS: dict[str, Known] = {
+    "flashinfer_version": Known(
+        "flashinfer.__version__",
+        "another FlashInfer is installed here; caches never cross versions",
+        "install the version that tuned it, or tune with this one",
+        "FlashInfer is not installed here",
+    ),
+    "cuda_version": Known(
+        "torch.version.cuda, not the driver",
+        "torch was built for another CUDA; also torch's minor version decides it",
+        "install the torch of the stage that tuned (same index, same `+cuNNN`), or tune again",
+        "this torch is built without CUDA",
+    ),
+    "cublas_version": Known(
+        "the libcublas that the loader finds (LD_LIBRARY_PATH, then ldconfig), else pip's nvidia-cublas, else torch",
+        "LD_LIBRARY_PATH or ldconfig finds another cuBLAS; a devel base carries one that a runtime base lacks",
+        "run on the base image that tuned, with its LD_LIBRARY_PATH; or pin nvidia-cublas and leave the variable alone",
+        "no libcublas can be loaded and no nvidia-cublas package is installed here",
+    ),
+    "cudnn_version": Known(
+        "torch.backends.cudnn.version(), else cuDNN's frontend",
+        "another libcudnn is loaded: a newer nvidia-cudnn package, or one that LD_LIBRARY_PATH finds",
+        "pin nvidia-cudnn in the image to the version that tuned, or tune again",
+        "torch finds no cuDNN here: no GPU, a CPU build of torch, or libcudnn missing from the image",
+    ),
+    "cudnn_frontend_version": Known(
+        "the package nvidia-cudnn-frontend (module `cudnn`)",
+        "pip resolved another nvidia-cudnn-frontend",
+        "pin nvidia-cudnn-frontend in the image to the version that tuned",
+        "the module `cudnn` cannot be imported: nvidia-cudnn-frontend is missing from this stage, or fails to load",
+    ),
+    "cutlass_dsl_version": Known(
+        "a digest of how torch, apache-tvm-ffi and nvidia-cutlass-dsl are installed (0.7 on)",
+        "the same versions installed differently count as different: another installer, --no-compile, another Python",
+        "tune in the very image that will run: build the tuned stage on the final one's layers",
+        "nvidia-cutlass-dsl is not installed here",
+    ),
+    "gpu": Known(
+        "torch.cuda.get_device_name()",
+        "another GPU, or another product name of the same silicon",
+        "bake a cache tuned on this GPU beside it, or run on the GPU it was tuned on",
+        "no GPU is visible here: start the container with GPUs, and look at CUDA_VISIBLE_DEVICES",
+    ),
+    "arch": Known(
+        "FLASHINFER_CUDA_ARCH_LIST, else the visible GPUs",
+        "another GPU architecture, or FLASHINFER_CUDA_ARCH_LIST set in one stage only",
+        "set FLASHINFER_CUDA_ARCH_LIST alike where it tunes and where it runs, or tune for this architecture",
+        "FlashInfer sees no GPU and FLASHINFER_CUDA_ARCH_LIST is not set, so the directory has no architecture",
+    ),
+    "cpu.model": Known("/proc/cpuinfo", "another processor", "tune on this processor", "/proc/cpuinfo is not readable"),
+    "cpu.flags": Known(
+        "/proc/cpuinfo, sorted and hashed",
+        "the same model with other instructions switched on: another hypervisor, kernel or microcode",
+        "tune on this machine",
+        "/proc/cpuinfo is not readable",
+    ),
+    "cpu.threads": Known(
+        "the threads of one rank",
+        "OMP_NUM_THREADS or the container's CPU limit differs",
+        "give it as many threads as when it was tuned, or tune again",
+        "the number of threads is not known here",
+    ),
+}
+_OTHER = Known(
+    "FlashInfer's record",
+    "something in the environment that this version of the pipeline has no table entry for",
+    "tune in the very image that will run",
+    "it is not known here",
+)
+
+
+def advise(field: Field) -> Advice:
+    """Say why a field may differ the way it does, and what to do."""
+    known = FIELDS.get(field.name, _OTHER)
+    if field.kind == "soft":
+        made = "has no such field" if field.saved is None else f"says {field.saved!r}"
+        why = f"the file {made}: it was tuned where this could not be read ({known.source})"
+        return Advice(why, "tune again where it can be read; the next save replaces the file if it may write it")
+    if field.current in _UNKNOWN:
+        return Advice(known.absent, _FOUND_NOWHERE.get(field.name, known.remedy))
+    if field.name == "gpu":
+        return Advice(_gpu(str(field.saved), field.current), known.remedy)
+    if field.name == "cublas_version" and field.current.startswith("cuda-toolkit-"):
+        return Advice(f"{known.absent}; FlashInfer falls back to torch's CUDA version", known.remedy)
+    return Advice(known.changes, known.remedy)
+
+
+_FOUND_NOWHERE = {
+    "gpu": "docker run --gpus all …, or --device nvidia.com/gpu=all where the engine uses CDI",
+    "cudnn_frontend_version": "install nvidia-cudnn-frontend in this stage, in the version that tuned",
+    "arch": "set FLASHINFER_CUDA_ARCH_LIST, or run where the GPUs are visible",
+}
+
+
+def _gpu(saved: str, current: str) -> str:
+    archs = [
+        next((a for product, a in _SHARED_ARCH.items() if product in name.split()), "") for name in (saved, current)
+    ]
+    if "MIG" in saved.split() or "MIG" in current.split():
+        return "a MIG slice has a name of its own, with its profile"
+    if archs[0] and archs[0] == archs[1]:
+        return f"both are {archs[0]}, so the directory is found, but FlashInfer compares the product name"
+    return FIELDS["gpu"].changes
