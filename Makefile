@@ -12,17 +12,20 @@ MODEL ?=
 TP ?= 1
 
 # Options that are handed on only when the variable is set.
-PLAN_OPTIONS = --tp "$(TP)" $(if $(DEVICE),--device "$(DEVICE)") $(if $(MAX_TOKENS),--max-tokens "$(MAX_TOKENS)")
-IMAGE_OPTIONS = $(PLAN_OPTIONS) $(if $(BASE_IMAGE),--base-image "$(BASE_IMAGE)") $(if $(IMAGE),--image "$(IMAGE)") \
-  $(if $(filter-out 0,$(RETUNE)),--retune) $(if $(PREVIOUS),--previous "$(PREVIOUS)") \
-  $(if $(TIMEOUT),--timeout "$(TIMEOUT)") $(if $(STORE),--store "$(STORE)")
+PLAN_OPTIONS = --tp "$(TP)" $(if $(EP),--ep "$(EP)") $(if $(PP),--pp "$(PP)") $(if $(DP),--dp "$(DP)") \
+  $(if $(DEVICE),--device "$(DEVICE)") $(if $(ARCH),--arch "$(ARCH)") $(if $(MAX_TOKENS),--max-tokens "$(MAX_TOKENS)") \
+  $(if $(BUCKETS),--buckets "$(BUCKETS)") $(if $(OPS),--ops "$(OPS)") $(if $(SKIP_OPS),--skip-ops "$(SKIP_OPS)") \
+  $(if $(BACKENDS),--backends "$(BACKENDS)") $(if $(filter-out 0,$(ROUND_UP)),--round-up)
+TUNE_OPTIONS = $(PLAN_OPTIONS) $(if $(BASE_IMAGE),--base-image "$(BASE_IMAGE)") $(if $(filter-out 0,$(RETUNE)),--retune) \
+  $(if $(PREVIOUS),--previous "$(PREVIOUS)") $(if $(TIMEOUT),--timeout "$(TIMEOUT)") $(if $(STORE),--store "$(STORE)")
 
-.PHONY: help image plan verify sync check engine test test-unit test-engine lint bench clean
+.PHONY: help image tune plan verify sync check engine test test-unit test-tune test-engine lint bench clean
 
 help: ## list targets and variables
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "  variables: MODEL TP DEVICE MAX_TOKENS BASE_IMAGE IMAGE RETUNE PREVIOUS TIMEOUT STORE (README: Make variables)"
+	@echo "  variables: MODEL TP EP PP DP DEVICE ARCH MAX_TOKENS BUCKETS OPS SKIP_OPS BACKENDS ROUND_UP BASE_IMAGE IMAGE"
+	@echo "             RETUNE PREVIOUS TIMEOUT STORE PYTHON (README: Make variables)"
 
 $(VENV)/ready: requirements/host.txt requirements/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed" >&2; exit 1; }
@@ -37,7 +40,10 @@ $(TUNE_VENV)/ready: requirements/image-cpu.txt $(VENV)/ready
 	@touch $@
 
 image: $(VENV)/ready ## build a tuned image: make image MODEL=tiny [TP=2]
-	@$(PIPELINE) image "$(MODEL)" $(IMAGE_OPTIONS)
+	@$(PIPELINE) image "$(MODEL)" $(TUNE_OPTIONS) $(if $(IMAGE),--image "$(IMAGE)")
+
+tune: $(VENV)/ready ## fill the store, without an image: make tune MODEL=tiny [TP=2]
+	@$(PIPELINE) tune "$(MODEL)" $(TUNE_OPTIONS)
 
 plan: $(VENV)/ready ## say what would be tuned: make plan MODEL=tiny [TP=2]
 	@$(PIPELINE) plan "$(MODEL)" $(PLAN_OPTIONS)
@@ -60,7 +66,7 @@ lint: $(VENV)/ready ## ruff and mypy
 test-unit: $(VENV)/ready ## tests without network and engine
 	@$(VENV)/bin/python -m pytest -q tests/unit
 
-test-tune: $(TUNE_VENV)/ready ## the real AutoTuner on CPU ranks, without an engine
+test-tune: $(VENV)/ready $(TUNE_VENV)/ready ## the real AutoTuner on CPU ranks, without an engine
 	@PIPELINE_TUNE_PYTHON=$(CURDIR)/$(TUNE_VENV)/bin/python $(VENV)/bin/python -m pytest -q tests/tune
 
 test-engine: $(VENV)/ready ## tests against the real Docker Engine, which they start

@@ -1,0 +1,1 @@
+"""Figures of speed and memory, measured as whole processes; never asserted in a timed test."""

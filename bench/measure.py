@@ -1,0 +1,58 @@
+"""Running a command several times and keeping what the kernel says of each run."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Wall seconds of each run in order, and the largest resident size of any run in bytes."""
+
+    seconds: tuple[float, ...]
+    peak: int
+
+    @property
+    def median(self) -> float:
+        """The median wall time in seconds."""
+        return statistics.median(self.seconds)
+
+    def __str__(self) -> str:
+        low, high = min(self.seconds), max(self.seconds)
+        return (
+            f"{self.median:.3f} s (min {low:.3f}, max {high:.3f}, n={len(self.seconds)}), peak {self.peak / 1e6:.0f} MB"
+        )
+
+
+def once(command: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[float, int]:
+    """Run a command to its end; wall seconds and its largest resident size in bytes. A failure ends the bench."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
+    )
+    assert process.stderr is not None
+    said = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    process.stderr.close()
+    if process.returncode not in (0, 3):
+        sys.exit(f"{' '.join(command)} ended with {process.returncode}:\n{said[-2000:]}")
+    return time.perf_counter() - began, usage.ru_maxrss * 1024
+
+
+def many(command: Sequence[str], runs: int = 7, env: Mapping[str, str] | None = None) -> Figures:
+    """One run that is not counted, then `runs` that are."""
+    once(command, env)
+    found = [once(command, env) for _ in range(runs)]
+    return Figures(tuple(seconds for seconds, _ in found), max(peak for _, peak in found))
+
+
+def say(name: str, value: object) -> None:
+    """One line of the result."""
+    print(f"{name:<64} {value}", flush=True)
