@@ -9,10 +9,9 @@ TUNE_VENV := .venv-tune
 PIPELINE = $(VENV)/bin/python -m pipeline
 
 MODEL ?=
-TP ?= 1
 
 # Options that are handed on only when the variable is set.
-PLAN_OPTIONS = --tp "$(TP)" $(if $(EP),--ep "$(EP)") $(if $(PP),--pp "$(PP)") $(if $(DP),--dp "$(DP)") \
+PLAN_OPTIONS = $(if $(TP),--tp "$(TP)") $(if $(EP),--ep "$(EP)") $(if $(PP),--pp "$(PP)") $(if $(DP),--dp "$(DP)") \
   $(if $(DEVICE),--device "$(DEVICE)") $(if $(ARCH),--arch "$(ARCH)") $(if $(MAX_TOKENS),--max-tokens "$(MAX_TOKENS)") \
   $(if $(BUCKETS),--buckets "$(BUCKETS)") $(if $(OPS),--ops "$(OPS)") $(if $(SKIP_OPS),--skip-ops "$(SKIP_OPS)") \
   $(if $(BACKENDS),--backends "$(BACKENDS)") $(if $(filter-out 0,$(ROUND_UP)),--round-up)

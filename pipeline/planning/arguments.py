@@ -15,12 +15,13 @@ from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import Layout, Plan
 
 from .buckets import LARGEST
+from .find import usual_tp
 from .make import MOST_RANKS, SEED, make_plan
 from .problems import PlanRefused, Problems
 from .target import Target
 
 OPTIONS = (
-    ("tp", "N", "tensor parallel ranks (1)"),
+    ("tp", "N", "tensor parallel ranks (1; tiny and tiny-moe 2)"),
     ("ep", "N", "expert parallel ranks, out of the tensor and data parallel ones (1)"),
     ("pp", "N", "pipeline parallel stages (1)"),
     ("dp", "N", "data parallel ranks (1)"),
@@ -114,6 +115,7 @@ def plan_from(arguments: argparse.Namespace, root: Path, default: Target | None 
         name: _number(getattr(arguments, name), name.upper(), problems, largest=MOST_RANKS)
         for name in ("tp", "ep", "pp", "dp")
     }
+    sizes["tp"] = sizes["tp"] or usual_tp(arguments.model)
     target = _target(arguments, default, problems)
     most = _number(arguments.max_tokens, "--max-tokens", problems, largest=LARGEST)
     buckets = [_number(word, "--buckets", problems, largest=LARGEST) for word in _words(arguments.buckets)]

@@ -75,6 +75,14 @@ def _bundled(model: str) -> Found | None:
     return None
 
 
+def usual_tp(model: str) -> int:
+    """The tensor parallel size of a bundled model where none is asked for: 2 for `tiny`, so that ranks must agree."""
+    for name in bundled_names():
+        if name.casefold() == model.casefold():
+            return int(_load(BUNDLED / f"{name}.json").get("tp", 1))
+    return 1
+
+
 def _beside(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Older modelopt checkpoints keep their quantization in a file of its own beside config.json."""
     beside = path.parent / "hf_quant_config.json"

@@ -68,7 +68,7 @@ def test_every_bundled_model_is_held_against_a_published_size():
 def test_bundled_file_says_its_name_and_source(name):
     value = json.loads((BUNDLED / f"{name}.json").read_text())
     assert value["name"] == name
-    assert set(value) <= {"name", "source", "hub", "config"}
+    assert set(value) <= {"name", "source", "hub", "tp", "config"}
     assert value["source"]
 
 
