@@ -11,8 +11,10 @@ FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PATHS = (ROOT / "docs" / "paths.md").read_text(encoding="utf-8")
 
-# Absolute paths that are not places: roots for joining, patterns, and parts of URLs of the Engine API.
-NOT_PLACES = re.compile(r"/(_ping|version|info|images|containers|v\d|x|a|b|\d)\b|^/$|^//|[{}<>\\*%]| ")
+# Strings that are no places: parts of other paths, patterns, and URLs of the Engine API.
+NOT_PLACES = re.compile(
+    r"^/(_ping|version|info|images|containers|stat|ca.pem|cert.pem|key.pem)\b|^/$|^//|[{}<>()?\\*%:]| "
+)
 
 
 def variables_read() -> dict[str, str]:
