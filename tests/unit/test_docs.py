@@ -42,9 +42,9 @@ def paths_named() -> dict[str, str]:
     for path in FILES:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("/"):
-                if not NOT_PLACES.search(node.value):
-                    found[node.value] = f"{path.relative_to(ROOT)}:{node.lineno}"
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and text.startswith("/") and not NOT_PLACES.search(text):
+                found[text] = f"{path.relative_to(ROOT)}:{node.lineno}"
     return found
 
 
