@@ -25,6 +25,10 @@ class ContextUnknown(EngineError):
     """The docker context that is asked for does not exist or cannot be read."""
 
 
+class SshMissing(EngineError):
+    """An engine is named by ssh:// and the docker SDK cannot do ssh here."""
+
+
 class NotDocker(EngineError):
     """Something answers that is not a Docker Engine."""
 
@@ -54,4 +58,4 @@ class StoreDiffers(EngineError):
 
 
 class EngineBusy(EngineError):
-    """Another process holds the private engine's lock for too long."""
+    """The private engine's lock cannot be had: another process holds it for too long, or it cannot be made."""

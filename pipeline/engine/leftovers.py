@@ -18,7 +18,16 @@ from pipeline.run import run
 
 from .procs import PROC, all_pids, command_line, parent
 
-_PROGRAMS = {"dockerd", "containerd", "containerd-shim", "runc", "docker-proxy", "docker-init", "buildkit-runc"}
+_PROGRAMS = {
+    "dockerd",
+    "containerd",
+    "containerd-shim",
+    "runc",
+    "docker-proxy",
+    "docker-init",
+    "start-stop-daemon",
+    "buildkit-runc",
+}
 
 
 def _below(path: str, folders: Sequence[str]) -> bool:

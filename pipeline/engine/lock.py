@@ -26,12 +26,18 @@ def _holder(path: Path) -> str:
 
 @contextmanager
 def locked(path: Path, *, patience: float = _PATIENCE) -> Iterator[None]:
-    """Hold the lock file at `path`; wait up to `patience` seconds, saying once who holds it, else `EngineBusy`.
+    """Hold the lock file at `path`; wait up to `patience` seconds, saying once who holds it; else `EngineBusy`.
 
     The kernel drops the lock with its holder, so a killed process leaves none behind.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+", encoding="utf-8") as stream:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise EngineBusy(
+            f"{path} cannot be made: {error.strerror}", hint="set XDG_CACHE_HOME to a folder on a local disk"
+        ) from error
+    with opened as stream:
         deadline = time.monotonic() + patience
         said = False
         while True:

@@ -79,8 +79,14 @@ def _has_containerd(at: Places) -> bool:
 def _start_both(at: Places, image_store: str) -> None:
     sweep(at)
     for folder in (at.root, at.data, at.containerd_root, at.run):
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o710 if folder == at.data else 0o700)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o710 if folder == at.data else 0o700)
+        except OSError as error:
+            raise StartFailed(
+                f"{folder} cannot be made for the private engine: {error.strerror}",
+                hint="set XDG_CACHE_HOME to a folder on a local disk",
+            ) from error
     try:
         _start_containerd(at)
         _start_dockerd(at, image_store, network.prepare(at.bridge))
