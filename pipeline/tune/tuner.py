@@ -76,7 +76,10 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
         self._op = ""
 
     def choose_one(self, custom_op: str, *args: Theirs, **kwargs: Theirs) -> Theirs:
-        """Note which op is being chosen for."""
+        """Note which op is being chosen for. A replay must never be in tuning mode, whether or not it would measure."""
+        if self._forbid and self.is_tuning_mode:
+            self.watch.measured += 1
+            raise ReplayMeasured(f"{custom_op} was called in tuning mode")
         outer, self._op = self._op, custom_op
         try:
             return super().choose_one(custom_op, *args, **kwargs)
