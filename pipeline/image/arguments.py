@@ -25,9 +25,7 @@ def seconds(text: str) -> int:
 def add_tuning_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL, the planning options, and what decides how the ranks tune."""
     add_arguments(parser)
-    parser.add_argument(
-        "--base-image", default="", metavar="REF", help="build on this image, not on the pinned base"
-    )
+    parser.add_argument("--base-image", default="", metavar="REF", help="build on this image, not on the pinned base")
     parser.add_argument("--retune", action="store_true", help="tune again although the store has this very cache")
     parser.add_argument("--previous", type=Path, metavar="DIR", help="let the ranks start from this cache root")
     parser.add_argument("--timeout", type=seconds, default=300, metavar="S", help="bound of a collective between ranks")

@@ -23,9 +23,11 @@ FIXED_TIME = 1_577_836_800
 _SPREAD = 1 << 27
 STAGING = 2  # raise when staging itself changes, so that contexts staged earlier are not taken
 
+ENTRY_POINT = "pipeline-run"
+
 # What of our code runs inside the image, relative to the package; standard library, torch and FlashInfer only.
 SHIPPED_MODULES = ("__init__.py", "log.py", "run.py")
-SHIPPED_ROOMS = ("contract", "cache", "tune")
+SHIPPED_ROOMS = ("contract", "cache", "start", "tune")
 
 
 def settle(root: Path) -> Path:
@@ -37,6 +39,7 @@ def settle(root: Path) -> Path:
         for name in (*names, *files):
             path = Path(folder) / name
             if path.is_symlink():
+                os.utime(path, (FIXED_TIME, FIXED_TIME), follow_symlinks=False)
                 continue
             when = FIXED_TIME
             if path.is_file():
@@ -56,6 +59,8 @@ def stage_code(package: Path, place: Path) -> Path:
         shutil.copyfile(package / name, target / name)
     for room in SHIPPED_ROOMS:
         shutil.copytree(package / room, target / room, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    (place / "bin").mkdir()
+    (place / "bin" / ENTRY_POINT).symlink_to(f"../pipeline/start/{ENTRY_POINT}")
     return settle(place)
 
 

@@ -20,6 +20,7 @@ from . import contexts, device, wheels
 from .buildkit import Builder
 from .facts import BaseFacts, read_facts
 from .request import Request
+from .wrap import Runs, read_runs, write_dockerfile
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -83,19 +84,24 @@ def _base_facts(client: DockerClient, base: bases.Base, home: Path) -> BaseFacts
     return facts
 
 
+def _dockerfile(template: Path, runs: Runs, home: Path) -> Path:
+    content = sha256_json([sha256_file(template), runs.wrapped()])
+    return write_dockerfile(template, runs, home / "contexts" / f"Dockerfile-{content[:24]}")
+
+
 def prepare(request: Request, engine: Engine, client: DockerClient, logfile: Path) -> Prepared:
     """Find or make the base, the wheelhouse and the staged contexts."""
     from pipeline.engine.buildx import environment
 
     home = cache_home()
     versions = load(request.root)
-    dockerfile = request.root / "docker" / "Dockerfile"
     requirements = request.root / "requirements" / "image-cpu.txt"
     base = bases.obtain(
         client, wanted=request.base_image, default=versions["BASE_IMAGE"], suite=versions["DEBIAN_SUITE"],
         home=home, logfile=logfile,
     )  # fmt: skip
     log.note(f"base: {base.reference} ({base.origin})")
+    dockerfile = _dockerfile(request.root / "docker" / "Dockerfile", read_runs(client, base.reference), home)
     house = wheels.fill(requirements, _base_facts(client, base, home), home, logfile)
     code = _code_content(PACKAGE)
     previous = previous_digest(request.previous)

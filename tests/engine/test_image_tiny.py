@@ -401,3 +401,48 @@ def test_a_failure_inside_the_stage_is_told_and_never_cached(
         assert int(caught.value.exit_code) == 6
         assert Path(caught.value.log).is_file()
     assert not [tag for image in client.images.list() for tag in image.tags if tag == "tuned-test/tiny:broken"]
+
+
+def start(client: Any, command: list[str], **options: Any) -> tuple[int, str, str]:
+    container = client.containers.create(NAME, command, network_mode="none", **options)
+    try:
+        container.start()
+        status = container.wait(timeout=60)["StatusCode"]
+        return (
+            status,
+            container.logs(stdout=True, stderr=False).decode(),
+            container.logs(stdout=False, stderr=True).decode(),
+        )
+    finally:
+        container.remove(force=True)
+
+
+def test_the_entry_point_says_one_line_and_becomes_the_command(built: dict[str, Any], client: Any) -> None:
+    status, out, err = start(client, ["sh", "-c", "echo pid $$; echo $PIPELINE_TUNED_CACHE; exit 41"])
+    assert status == 41
+    assert out.splitlines()[0] == "pid 1"
+    assert out.splitlines()[1] == f"/opt/flashinfer_autotune_cache/{built['key']}/autotune_configs.json"
+    assert err.startswith(f"tuned cache: {built['entries']} entries for ")
+    assert len(err.splitlines()) == 1
+
+
+def test_a_start_that_requires_a_tuned_cache_ends_before_the_command(built: dict[str, Any], client: Any) -> None:
+    environment = {"PIPELINE_REQUIRE_TUNED": "1", "PIPELINE_AUTOTUNE_CACHE_DIR": "/nowhere"}
+    status, out, err = start(client, ["echo", "started"], environment=environment)
+    assert status == 7
+    assert out == ""
+    assert "PIPELINE_REQUIRE_TUNED" in err
+    assert "Traceback" not in err
+
+
+def test_the_entry_point_serves_another_user_on_a_read_only_root(built: dict[str, Any], client: Any) -> None:
+    status, out, err = start(
+        client,
+        ["sh", "-c", "echo $FLASHINFER_WORKSPACE_BASE"],
+        user=ANYBODY,
+        read_only=True,
+        tmpfs={"/tmp": "mode=1777"},
+    )
+    assert status == 0
+    assert out.strip()
+    assert f"{built['entries']} entries" in err

@@ -26,6 +26,7 @@ from pipeline.image.saved import ExportUnreadable, read_saved
 from pipeline.image.settings import ImageNameInvalid, PreviousMissing, check_image_name, check_previous
 from pipeline.image.tuning import TuningFailed, _raise_failure
 from pipeline.image.wheels import TorchNotForCpu, refuse_cuda
+from pipeline.image.wrap import COMMAND, Runs
 
 OP = OpPlan("qkv", "cpu_mm", {"n": 8, "k": 4}, {"a": "float32", "b": "float32", "out": "float32"}, (1, 2))
 PLAN = Plan("tiny", "cpu", "cpu-x86_64", "0.6.16.post3", Layout(tp=2), (OP,))
@@ -105,6 +106,8 @@ def test_the_staged_code_is_what_the_image_needs_and_no_more(tmp_path: Path) -> 
     code = contexts.stage_code(package, tmp_path / "code")
     names = {p.relative_to(code).parts[1] for p in code.rglob("*.py")}
     assert names == {*contexts.SHIPPED_MODULES, *contexts.SHIPPED_ROOMS}
+    assert (code / "bin" / "pipeline-run").read_bytes().startswith(b"#!")
+    assert os.access(code / "bin" / "pipeline-run", os.X_OK)
     assert not list(code.rglob("__pycache__"))
 
 
@@ -207,6 +210,19 @@ def test_no_sandbox_has_a_network() -> None:
     for sandbox in (Sandbox(), Sandbox(user="1:1", read_only=True)):
         assert sandbox.options()["network_mode"] == "none"
     assert Sandbox(read_only=True).options()["tmpfs"] == {"/tmp": "rw,mode=1777"}
+
+
+@pytest.mark.parametrize(
+    ("runs", "text"),
+    [
+        (Runs("", (), ("/bin/bash",)), 'USER root\nENTRYPOINT ["{c}"]\nCMD ["/bin/bash"]\n'),
+        (Runs("1000:5", ("serve", "$X"), ()), 'USER 1000:5\nENTRYPOINT ["{c}", "serve", "$X"]\n'),
+        (Runs("", (), ()), 'USER root\nENTRYPOINT ["{c}"]\nCMD ["/bin/sh"]\n'),
+        (Runs("", (COMMAND, "serve"), ("a",)), 'USER root\nENTRYPOINT ["{c}", "serve"]\nCMD ["a"]\n'),
+    ],
+)
+def test_what_the_base_runs_is_wrapped_once_and_kept(runs: Runs, text: str) -> None:
+    assert runs.wrapped() == text.replace("{c}", COMMAND)
 
 
 class FakeImage:
