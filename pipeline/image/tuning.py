@@ -12,7 +12,8 @@ from pathlib import Path
 
 from pipeline import log
 from pipeline.cache.store import check_root
-from pipeline.contract.errors import CacheRefused, TuningError
+from pipeline.contract.errors import CacheRefused, PipelineError, TuningError, UsageError
+from pipeline.contract.exits import Exit
 from pipeline.contract.places import CACHE_ROOT, FAILURE_FILE
 
 from .buildkit import Builder, Stage
@@ -21,6 +22,22 @@ from .store import Inputs, Tuned, keep
 
 class TuningFailed(TuningError):
     """The ranks failed, hung or disagreed inside the tuned stage."""
+
+
+class TuningRefused(UsageError):
+    """The tuner refused what it was told: a plan, an op or an option."""
+
+
+class TuningCacheRefused(CacheRefused):
+    """The tuner refused a cache: the one it should start from, or the one it made."""
+
+
+# The tuner writes its own exit code into failure.json; a build step can only end with 0 or 1.
+_CAUSES: dict[int, type[PipelineError]] = {
+    int(Exit.USAGE): TuningRefused,
+    int(Exit.TUNING): TuningFailed,
+    int(Exit.CACHE): TuningCacheRefused,
+}
 
 
 class TunedNothing(TuningError):
@@ -94,7 +111,7 @@ def _raise_failure(path: Path, logfile: Path) -> None:
     for rank in told.get("ranks", ()):
         details.append(f"rank {rank.get('rank')}: last step {rank.get('step', 'unknown')}")
         details += [f"    {line}" for line in str(rank.get("stack", "")).splitlines()[:12]]
-    raise TuningFailed(
+    raise _CAUSES.get(int(told.get("exit_code", Exit.TUNING)), TuningFailed)(
         str(told.get("message", "tuning failed")),
         details=details[-40:],
         hint=str(told.get("hint", "")),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.contract.errors import BuildError
+from pipeline.contract.errors import BuildError, PipelineError
 from pipeline.contract.places import CACHE_ROOT
 from pipeline.contract.plan import Layout, OpPlan, Plan
 from pipeline.image import contexts, store
@@ -164,6 +164,11 @@ def test_a_failure_in_the_stage_comes_back_with_each_rank_s_last_step(tmp_path: 
         _raise_failure(path, tmp_path / "log")
     assert caught.value.details[0] == "rank 1: last step tune qkv"
     assert int(caught.value.exit_code) == 6
+    for code in (2, 7):
+        path.write_text(json.dumps({**told, "exit_code": code}))
+        with pytest.raises(PipelineError) as other:
+            _raise_failure(path, tmp_path / "log")
+        assert int(other.value.exit_code) == code
 
 
 @pytest.mark.parametrize(
