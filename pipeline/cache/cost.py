@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from pipeline.contract.manifest import Covered, Manifest
 
@@ -86,6 +86,11 @@ def _measured(rows: Iterable[Covered]) -> Iterable[OpCost]:
     for row in rows:
         by_op.setdefault(row.op, []).append(row)
     for op, covered in by_op.items():
-        ratios = [r.default_ms / r.time_ms for r in covered if r.default_ms and r.time_ms and r.time_ms > 0]
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios and min(ratios) > 0 else None
+        ratios = [r.default_ms / r.time_ms for r in covered if _timed(r.default_ms) and _timed(r.time_ms)]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
         yield OpCost(op, len(covered), mean, max(ratios, default=None))
+
+
+def _timed(time_ms: float | None) -> TypeGuard[float]:
+    """Whether a time can be divided by: real kernels take from nanoseconds to minutes."""
+    return time_ms is not None and 1e-6 < time_ms < 1e6

@@ -82,7 +82,7 @@ def parse_environment(data: bytes, source: str) -> Environment:
 def read_environment(path: Path) -> Environment:
     """Read a record from a file. Raises `EnvironmentInvalid`, or `CacheMissing` when it cannot be read."""
     try:
-        return parse_environment(read_bytes(path), shown(str(path)))
+        return parse_environment(read_bytes(path, pipe=True), shown(str(path)))
     except CacheUnreadable as error:
         raise EnvironmentInvalid(error.message, hint=error.hint) from error
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.manifest import Manifest
 from pipeline.contract.places import MANIFEST_FILE
+from pipeline.contract.record import Record
 
 from .advice import Advice, advise
 from .cost import Cost, cost_of_dead_entries, cost_of_refusal
@@ -38,6 +39,7 @@ class Answer:
     cost: Cost
     broken: bool
     tuned_for: str = ""
+    partial: bool = False  # only the host half was compared
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -59,7 +61,9 @@ class Answer:
         """Everything, for people."""
         found = self.judgement
         head = f"{self.name}: {found.entries} entries" + (f", tuned for {self.tuned_for}" if self.tuned_for else "")
-        verdict = "used" if found.compared else "sound; not compared with any environment"
+        verdict = "used" if found.compared else "sound, and not compared with any environment"
+        if found.compared and self.partial:
+            verdict = "fits, as far as it was compared"
         said = [head, f"  {verdict if found.verdict == 'ok' else 'REFUSED: ' + found.because}"]
         if found.verdict != "ok":
             said.append(f"  {severity(found)}")
@@ -179,11 +183,11 @@ def _answer(
 ) -> Answer:
     record = manifest.record if manifest is not None else None
     if environment is not None:
-        beside = environment.host_fields(arch or (record.arch if record else ""), record)
-        judgement = _with_fields(judgement, beside)
+        judgement = _with_fields(judgement, environment.host_fields(arch or (record.arch if record else ""), record))
+        judgement = replace(judgement, compared=bool(environment.record or (environment.cpu and _is_cpu(record))))
     notes = []
     if environment is not None and not environment.complete:
-        notes.append(f"only {', '.join(environment.record) or 'the host'} was compared ({environment.source})")
+        notes.append(f"{environment.source}: --env or --live compares the whole record")
     wild = [name for name, value in ((file.metadata or {}) if file else {}).items() if value == "*"]
     if wild:
         notes.append(f"not compared, since the file says '*': {', '.join(map(shown, wild))}")
@@ -195,8 +199,13 @@ def _answer(
         cost=cost_of_dead_entries(file) if used and file is not None else cost_of_refusal(file, manifest),
         broken=bool(judgement.findings),
         tuned_for=_device(manifest, file),
+        partial=environment is not None and not environment.complete,
         notes=tuple(notes),
     )
+
+
+def _is_cpu(record: Record | None) -> bool:
+    return record is not None and bool(record.host.cpu)
 
 
 def _with_fields(judgement: Judgement, more: tuple[Any, ...]) -> Judgement:

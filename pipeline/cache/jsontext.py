@@ -69,10 +69,10 @@ class CacheNotObject(CacheUnreadable):
     because = finding.NOT_AN_OBJECT
 
 
-def read_bytes(path: Path, limit: int = LIMIT) -> bytes:
+def read_bytes(path: Path, limit: int = LIMIT, *, pipe: bool = False) -> bytes:
     """Read a regular file of at most `limit` bytes; the size is looked at before anything is read.
 
-    Raises `CacheMissing`, `CacheNotFile`, `CacheTooLarge`.
+    `pipe` allows a pipe too, such as a shell's `<(…)`. Raises `CacheMissing`, `CacheNotFile`, `CacheTooLarge`.
     """
     try:
         # Non-blocking, so that a named pipe without a writer does not hold us.
@@ -81,7 +81,9 @@ def read_bytes(path: Path, limit: int = LIMIT) -> bytes:
         reason = getattr(error, "strerror", None) or str(error)
         raise CacheMissing(f"cannot read {shown(str(path))}: {reason}", hint="give the path of a file") from error
     facts = os.fstat(handle)
-    if not stat.S_ISREG(facts.st_mode):
+    if pipe and stat.S_ISFIFO(facts.st_mode):
+        os.set_blocking(handle, True)  # without a writer it ends at once
+    elif not stat.S_ISREG(facts.st_mode):
         os.close(handle)
         raise CacheNotFile(f"{shown(str(path))} is not a regular file", hint="give the path of a file")
     with os.fdopen(handle, "rb") as stream:

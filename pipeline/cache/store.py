@@ -78,7 +78,7 @@ def _identity(stored: Stored, manifest: Manifest) -> Iterator[Finding]:
 def _ranks(stored: Stored, manifest: Manifest) -> Iterator[Finding]:
     world = manifest.plan.layout.world
     numbers = [rank.rank for rank in manifest.ranks]
-    if numbers != list(range(world)):
+    if len(numbers) != world or numbers != list(range(len(numbers))):
         yield _say(stored, f"tuned by the ranks {numbers}, the plan has {world}")
     gpus = manifest.record.host.gpus
     if gpus and len(gpus) != world:
@@ -87,7 +87,7 @@ def _ranks(stored: Stored, manifest: Manifest) -> Iterator[Finding]:
     if len(kinds) > 1:
         yield _say(stored, f"the ranks ran on different GPUs: {', '.join(map(shown, kinds))}", "use GPUs of one kind")
     for entry, owners in manifest.owners.items():
-        if not owners or list(owners) != sorted(set(owners)) or not set(owners) <= set(range(world)):
+        if not owners or list(owners) != sorted(set(owners)) or not all(0 <= rank < world for rank in owners):
             yield _say(stored, f"entry {shown(entry)} is owned by the ranks {list(owners)} of {world}")
 
 

@@ -17,12 +17,13 @@ from pathlib import Path
 
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.key import Key
-from pipeline.contract.manifest import Manifest, ManifestInvalid
+from pipeline.contract.manifest import SCHEMA, Manifest, ManifestInvalid
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 
 from .finding import Finding, shown
 from .jsontext import CacheMissing, CacheUnreadable, parse_object, read_bytes
 from .read import CacheFile, inspect_cache
+from .shape import violations
 
 _NAMES = 10_000  # directory entries looked at in one walk
 
@@ -97,6 +98,11 @@ def load_manifest(path: Path) -> Manifest:
     value, found = parse_object(read_bytes(path), path.name)
     if found:
         raise ManifestInvalid(f"{path.name}: {found[0].what}", hint="tune again")
+    if value.get("schema") == SCHEMA:  # else from_json says which version this is
+        wrong = violations("manifest", value)
+        if wrong:
+            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            raise ManifestInvalid(f"{path.name} does not fit its schema: {wrong[0]}{more}", details=wrong)
     return Manifest.from_json(value)
 
 

@@ -12,6 +12,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan", "say what would be tuned for a model"),
     "tune": ("tune", "fill the host's store with a tuned cache, without building the image"),
     "verify": ("verify", "check a finished image: nothing is tuned again"),
+    "explain": ("explain", "say whether a cache would be used here, and if not, why"),
+    "cache": ("cache", "list, compare, merge, export and prune tuned caches"),
     "sync": ("sync", "render docker/ and requirements/ from versions.json"),
     "check": ("check", "prove that every version agrees with versions.json"),
     "engine": ("engine", "find, start or stop a Docker Engine"),

@@ -118,7 +118,10 @@ DAMAGE = {
         lambda p: _edit_manifest(p, ranks=json.loads((p / MANIFEST_FILE).read_text())["ranks"][:1]),
         "tuned by the ranks [0], the plan has 2",
     ),
-    "shape of ranks": (lambda p: _edit_manifest(p, ranks=[{"rank": 0}]), "does not have the shape of a manifest"),
+    "shape of ranks": (
+        lambda p: _edit_manifest(p, ranks=[{"rank": 0}]),
+        "does not fit its schema: $.ranks[0].host is missing",
+    ),
 }
 
 

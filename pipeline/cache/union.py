@@ -1,0 +1,121 @@
+"""Several caches made one: keys side by side, or the entries of files of one environment together.
+
+Never a choice between two answers: the same key with different contents is refused, with the entries that differ.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.contract.errors import CacheRefused, UsageError
+from pipeline.contract.files import write_json
+
+from .difference import Side, difference
+from .finding import Finding, lines, shown
+from .read import METADATA, RECORDS, CacheFile, Entry
+from .store import check_root
+from .tree import Stored
+
+
+class MergeConflict(CacheRefused):
+    """Two inputs answer one key differently, or come from different environments; the details name each."""
+
+
+class MergeUnsound(CacheRefused):
+    """An input must not be used; every reason is among the details."""
+
+
+class OutputExists(UsageError):
+    """The place to write to is taken."""
+
+
+def merge_roots(roots: Sequence[tuple[str, Path]], out: Path) -> tuple[str, ...]:
+    """Put all keys of several cache roots below `out`, which must not exist or be empty; return the keys.
+
+    Raises `MergeUnsound`, `MergeConflict` or `OutputExists`, and then `out` is as it was.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise OutputExists(f"{shown(str(out))} exists and is not empty", hint="name a new directory")
+    keys: dict[str, tuple[str, Stored]] = {}
+    unsound: list[Finding] = []
+    conflicts: list[str] = []
+    for name, root in roots:
+        tree, findings = check_root(root)
+        unsound += [Finding(f"{name}: {f.where}" if f.where else name, f.what, f.hint) for f in findings]
+        for stored in tree.keys:
+            known = keys.setdefault(str(stored.key), (name, stored))
+            conflicts += _conflict(known, (name, stored))
+    if unsound:
+        raise MergeUnsound(f"not merged: {unsound[0]}", details=lines(unsound), hint=unsound[0].hint)
+    if conflicts:
+        raise MergeConflict(f"not merged: {conflicts[0]}", details=conflicts, hint="keep one of the two")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+        made = Path(scratch) / "root"
+        for key, (_, stored) in sorted(keys.items()):
+            shutil.copytree(stored.path, made / key)
+        if out.exists():
+            out.rmdir()
+        made.rename(out)
+    return tuple(sorted(keys))
+
+
+def _conflict(known: tuple[str, Stored], new: tuple[str, Stored]) -> list[str]:
+    (name_a, a), (name_b, b) = known, new
+    if a is b or a.file is None or b.file is None or a.cache_path.read_bytes() == b.cache_path.read_bytes():
+        return []
+    found = difference(Side.of(name_a, a.file, a.manifest), Side.of(name_b, b.file, b.manifest))
+    if found.same:  # the same answers spelled otherwise: the first one's file is kept
+        return []
+    return [f"key {a.key} in {name_a} and {name_b}: {line}" for line in found.lines()[2:]]
+
+
+def merge_files(files: Sequence[tuple[str, CacheFile]]) -> dict[str, Any]:
+    """All entries of several files of one environment as one file's JSON value, as per-rank files may be joined.
+
+    FlashInfer's `_generation` is left out: it is the digest of a file that is no more, and loading does not need it.
+    Raises `MergeConflict` where records or entries differ.
+    """
+    first_name, first = files[0]
+    entries = dict(first.entries)
+    records: dict[str, Any] = dict(first.extras.get(RECORDS, {}))
+    wrong: list[str] = []
+    for name, file in files[1:]:
+        found = difference(Side(first_name, replace(first, entries=entries), {}), Side(name, file, {}))
+        # A shape that another runner won has another key, so that both would stand in the file: a conflict as well.
+        wrong += [f"{pair.line()} (in {name})" for pair in found.differ]
+        for field, (was, now) in found.record.items():
+            wrong.append(f"{shown(field, 40)}: {shown(was, 60)} in {first_name}, {shown(now, 60)} in {name}")
+        for space, value in file.extras.get(RECORDS, {}).items():
+            if records.setdefault(space, value) != value:
+                wrong.append(f"_records of {shown(space, 40)} differ in {name}")
+        entries |= {key: entry for key, entry in file.entries.items() if key not in entries}
+    if wrong:
+        raise MergeConflict(f"not merged: {wrong[0]}", details=wrong[:50], hint="merge files of one tuning run")
+    return {
+        METADATA: dict(first.metadata or {}),
+        **({RECORDS: records} if records else {}),
+        **{key: spelled(entry) for key, entry in sorted(entries.items())},
+    }
+
+
+def spelled(entry: Entry) -> list[Any]:
+    """An entry as FlashInfer's file has it."""
+    value: list[Any] = [entry.runner, entry.tactic]
+    if entry.policy is not None:
+        value.append(list(entry.policy))
+        if entry.selection is not None:
+            value.append(dict(entry.selection))
+    return value
+
+
+def write_file(value: Mapping[str, Any], out: Path) -> None:
+    """Write a merged file; raise `OutputExists` where something is already."""
+    if out.exists():
+        raise OutputExists(f"{shown(str(out))} exists", hint="name a new file")
+    write_json(out, value)

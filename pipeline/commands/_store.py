@@ -1,0 +1,142 @@
+"""The host's store of tuned caches as `pipeline cache` sees it: listed, measured, pruned."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.contract.digest import sha256_file
+from pipeline.contract.places import MANIFEST_FILE
+from pipeline.contract.record import Host
+
+_DAY = 86_400
+_LABEL = "io.github.tuned-image-pipeline.manifest"
+
+
+@dataclass(frozen=True)
+class StoreEntry:
+    """One tuned directory of the store: its place, its size in bytes, when it was kept (seconds since the epoch)."""
+
+    place: Path
+    size: int
+    kept: float
+
+    @property
+    def root(self) -> Path:
+        """The cache root inside it."""
+        return self.place / "root"
+
+    def manifests(self) -> set[str]:
+        """sha256 of each manifest in it: what an image's label names."""
+        return {sha256_file(path) for path in self.root.glob(f"*/*/*/{MANIFEST_FILE}") if not path.is_symlink()}
+
+
+def stored() -> list[StoreEntry]:
+    """All entries of the store, oldest first; what is being written at the moment is passed over."""
+    from pipeline.home import cache_home
+
+    tuned = cache_home() / "tuned"
+    if not tuned.is_dir():
+        return []
+    entries = []
+    for place in sorted(tuned.iterdir()):
+        if place.name.startswith(".") or not place.is_dir() or place.is_symlink():
+            continue
+        outcome = place / "outcome.json"
+        facts = outcome.stat() if outcome.exists() else place.stat()
+        entries.append(StoreEntry(place, _size(place), facts.st_mtime))
+    return sorted(entries, key=lambda entry: entry.kept)
+
+
+def _size(place: Path) -> int:
+    return sum((Path(folder) / name).lstat().st_size for folder, _, names in os.walk(place) for name in names)
+
+
+def listing(root: Path, entry: StoreEntry | None = None) -> list[dict[str, Any]]:
+    """One row for each key below a root, with what its check found; a root that is none gives no rows."""
+    from pipeline.cache.jsontext import CacheMissing
+    from pipeline.cache.store import check
+    from pipeline.cache.tree import walk
+
+    try:
+        tree = walk(root)
+    except CacheMissing:
+        return []
+    rows = []
+    for one in tree.keys:
+        manifest = one.manifest
+        host = manifest.record.host if manifest is not None else Host()
+        rows.append(
+            {
+                "key": str(one.key),
+                "model": manifest.plan.model if manifest is not None else "",
+                "device": ", ".join(dict.fromkeys(host.gpus)) or host.cpu.get("model", ""),
+                "ranks": len(manifest.ranks) if manifest is not None else 0,
+                "entries": len(one.file.entries) if one.file is not None else 0,
+                "bytes": _size(one.path),
+                "ended": manifest.ended if manifest is not None else "",
+                "inputs": entry.place.name if entry is not None else "",
+                "path": str(one.path),
+                "findings": [str(finding) for finding in check(one)],
+            }
+        )
+    return rows
+
+
+def used_manifests() -> set[str]:
+    """sha256 of the manifests that the images in the engine were baked from, by their label.
+
+    Raises an `EngineError` where no engine answers: without one, nothing can be called unused.
+    """
+    import contextlib
+
+    from pipeline.contract.errors import EngineError
+    from pipeline.engine import connect, find
+
+    engine = find()
+    if engine is None:
+        raise EngineError("no Docker Engine answers, so that nothing can be called unused", hint="pipeline engine up")
+    with contextlib.closing(connect(engine)) as client:
+        images = client.images.list(filters={"label": _LABEL})
+        return {str(image.labels[_LABEL]) for image in images if _LABEL in image.labels}
+
+
+def select(
+    entries: Sequence[StoreEntry], *, older_than: float | None, max_size: int | None, used: set[str] | None
+) -> list[tuple[StoreEntry, str]]:
+    """Which entries go and why: too old (days), unused, and then the oldest until the rest fits `max_size` bytes."""
+    chosen: list[tuple[StoreEntry, str]] = []
+    rest: list[StoreEntry] = []
+    for entry in entries:
+        age = (time.time() - entry.kept) / _DAY
+        if older_than is not None and age > older_than:
+            chosen.append((entry, f"{age:.1f} days old"))
+        elif used is not None and not entry.manifests() & used:
+            chosen.append((entry, "no image was baked from it"))
+        else:
+            rest.append(entry)
+    if max_size is not None:
+        left = sum(entry.size for entry in rest)
+        for entry in rest:  # oldest first
+            if left <= max_size:
+                break
+            chosen.append((entry, f"the store holds {left} bytes, more than {max_size}"))
+            left -= entry.size
+    return chosen
+
+
+def remove(entry: StoreEntry) -> None:
+    """Remove an entry: out of sight by one rename first, so that nobody finds half of it."""
+    with tempfile.TemporaryDirectory(dir=entry.place.parent, prefix=".pruning-") as scratch:
+        aside = Path(scratch) / "entry"
+        try:
+            entry.place.rename(aside)
+        except FileNotFoundError:  # another prune was faster
+            return
+        shutil.rmtree(aside)
