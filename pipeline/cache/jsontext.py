@@ -32,6 +32,9 @@ class CacheUnreadable(CacheRefused):
 
     because = ""
 
+    def __init__(self, message: str, *, hint: str = "tune again, or take an intact copy") -> None:
+        super().__init__(message, hint=hint)
+
 
 class CacheNotFile(CacheUnreadable):
     """A directory, device, pipe or socket where a file is expected."""
@@ -85,7 +88,7 @@ def read_bytes(path: Path, limit: int = LIMIT, *, pipe: bool = False) -> bytes:
         os.set_blocking(handle, True)  # without a writer it ends at once
     elif not stat.S_ISREG(facts.st_mode):
         os.close(handle)
-        raise CacheNotFile(f"{shown(str(path))} is not a regular file", hint="give the path of a file")
+        raise CacheNotFile(f"{shown(str(path))} is not a regular file", hint="give the path of a regular file")
     with os.fdopen(handle, "rb") as stream:
         if facts.st_size > limit:
             raise CacheTooLarge(_too_large(shown(str(path)), facts.st_size, limit))

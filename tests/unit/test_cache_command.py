@@ -1,0 +1,312 @@
+"""`pipeline cache ls|diff|merge|export|prune` on files and directories."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import cache_samples as samples
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.cache.archive import ArchiveRefused
+from pipeline.cache.difference import Side, difference
+from pipeline.cache.oci import LayoutInvalid, read_layout
+from pipeline.cache.read import read_cache
+from pipeline.cache.store import check_root
+from pipeline.commands import _store
+from pipeline.contract.digest import sha256_file
+from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
+
+CASES = Path(__file__).parents[1] / "cases" / "caches"
+A, B = CASES / "h200_two_tunes_a.json", CASES / "h200_two_tunes_b.json"
+H200, H100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
+
+
+def run(capsys, *words):
+    code = main(["cache", *map(str, words)])
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    return code, out, err
+
+
+# diff
+
+
+def test_two_tunes_of_one_host(capsys):
+    code, out, _ = run(capsys, "diff", A, B, "--json")
+    found = json.loads(out)
+    assert (code, found["common"], found["differing"]) == (3, 168, 27)
+    assert found["per_op"] == {"bf16_gemm": 14, "fp8_gemm": 13}
+    assert found["only_a"] == found["only_b"] == [] and found["record"] == {}
+    assert sum(pair["a"]["key"] != pair["b"]["key"] for pair in found["differ"]) == 4  # another runner won
+    code, out, _ = run(capsys, "diff", A, B)
+    assert code == 3 and "168 common shapes, 27 differ (14 bf16_gemm, 13 fp8_gemm)" in out
+    assert run(capsys, "diff", A, A)[0] == 0
+
+
+def test_a_diff_is_the_same_from_both_sides():
+    a, b = Side.of("a", read_cache(A), None), Side.of("b", read_cache(B), None)
+    there, back = difference(a, b), difference(b, a)
+    assert (there.common, len(there.differ), there.per_op()) == (back.common, len(back.differ), back.per_op())
+
+
+def test_entries_only_in_one_and_records(capsys, tmp_path):
+    value = json.loads(A.read_text())
+    del value[next(k for k in value if k != "_metadata")]
+    value["_metadata"]["gpu"] = H100
+    (tmp_path / "less.json").write_text(json.dumps(value))
+    code, out, _ = run(capsys, "diff", A, tmp_path / "less.json", "--json")
+    found = json.loads(out)
+    assert (code, found["common"], len(found["only_a"]), found["only_b"]) == (3, 167, 1, [])
+    assert found["record"] == {"gpu": {"a": H200, "b": H100}}
+
+
+def test_times_stand_side_by_side(capsys, tmp_path):
+    one, two = samples.write(tmp_path / "a"), samples.write(tmp_path / "b", tactic=9)
+    code, out, _ = run(capsys, "diff", tmp_path / "a", tmp_path / "b")
+    assert code == 3 and "TiledRunner 3 0.5000 ms | TiledRunner 9 0.5000 ms" in out
+    assert run(capsys, "diff", one / CACHE_FILE, two / CACHE_FILE, "--json")[0] == 3
+    key = samples.entry_key(1)
+    entry = ["TiledRunner", 1, ["l2_cache_policy", "cold"], {"time_ms": 0.25}]
+    (tmp_path / "new.json").write_text(json.dumps({"_metadata": samples.CPU, key: entry}))
+    _, out, _ = run(capsys, "diff", one, tmp_path / "new.json", "--json")
+    pair = json.loads(out)["differ"][0]
+    assert (pair["bucket"], pair["a"]["time_ms"], pair["b"]["time_ms"]) == (1, 0.5, 0.25)
+
+
+def test_roots_of_several_keys_are_compared_by_key(capsys, tmp_path):
+    for gpu in (H200, H100):
+        samples.write(tmp_path / "a", gpu)
+    samples.write(tmp_path / "b", H200)
+    samples.write(tmp_path / "b", "NVIDIA B200")
+    code, out, _ = run(capsys, "diff", tmp_path / "a", tmp_path / "b", "--json")
+    found = json.loads(out)
+    assert code == 3 and len(found["keys"]) == 1 and len(found["alone"]) == 2
+    assert run(capsys, "diff", tmp_path / "a", tmp_path / "a")[0] == 0
+
+
+def test_a_diff_of_what_is_no_cache(capsys, tmp_path):
+    for name, code in (("truncated", 7), ("no_metadata", 7), ("list", 7), ("entry_not_pair", 7)):
+        found, _, err = run(capsys, "diff", A, CASES / f"{name}.json")
+        assert found == code and "hint: " in err
+    assert run(capsys, "diff", A, tmp_path / "none.json")[0] == 2
+    assert run(capsys, "diff", A, tmp_path)[0] == 7
+    assert run(capsys, "diff", A)[0] == 2
+    assert run(capsys, "diff", A, "oci:")[0] == 2
+    assert run(capsys, "nothing")[0] == 2
+
+
+# merge
+
+
+def test_keys_are_put_side_by_side(capsys, tmp_path):
+    for name, gpu in (("a", H200), ("b", H100)):
+        samples.write(tmp_path / name, gpu)
+    code, out, _ = run(capsys, "merge", tmp_path / "a", tmp_path / "b", tmp_path / "a", tmp_path / "out")
+    assert code == 0 and len(out.splitlines()) == 2
+    tree, findings = check_root(tmp_path / "out")
+    assert findings == () and [str(one.key) for one in tree.keys] == out.split()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "out"]
+
+
+def test_the_same_key_with_other_contents_is_refused_with_the_entries(capsys, tmp_path):
+    samples.write(tmp_path / "a")
+    samples.write(tmp_path / "b", tactic=9)
+    code, _, err = run(capsys, "merge", tmp_path / "a", tmp_path / "b", tmp_path / "out")
+    assert code == 7 and err.count("TiledRunner 3 0.5000 ms | TiledRunner 9") == 3
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unsound_input_is_refused_with_every_reason(capsys, tmp_path):
+    path = samples.write(tmp_path / "a")
+    (path / "stray").write_text("")
+    (tmp_path / "a" / "link").symlink_to("/etc")
+    code, _, err = run(capsys, "merge", tmp_path / "a", tmp_path / "out")
+    assert code == 7 and "stray" in err and "symbolic link" in err and not (tmp_path / "out").exists()
+
+
+def test_a_place_that_is_taken_is_left_alone(capsys, tmp_path):
+    samples.write(tmp_path / "a")
+    (tmp_path / "out").mkdir()
+    assert run(capsys, "merge", tmp_path / "a", tmp_path / "out")[0] == 0  # empty: taken
+    assert run(capsys, "merge", tmp_path / "a", tmp_path / "out")[0] == 2
+    (tmp_path / "file").write_text("mine")
+    assert run(capsys, "merge", tmp_path / "a", tmp_path / "file")[0] == 2
+    assert run(capsys, "merge", A, tmp_path / "file")[0] == 2
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_files_of_several_ranks_become_one(capsys, tmp_path):
+    value = json.loads(A.read_text())
+    keys = [k for k in value if k != "_metadata"]
+    halves = [{"_metadata": value["_metadata"], **{k: value[k] for k in part}} for part in (keys[:100], keys[60:])]
+    for number, half in enumerate(halves):
+        (tmp_path / f"{number}.json").write_text(json.dumps({**half, "_generation": "x", "_records": {"n": {"a": 1}}}))
+    code, _, _ = run(capsys, "merge", tmp_path / "0.json", tmp_path / "1.json", tmp_path / "out.json")
+    merged = json.loads((tmp_path / "out.json").read_text())
+    assert code == 0 and merged == {**value, "_records": {"n": {"a": 1}}}
+    read_cache(tmp_path / "out.json")
+
+
+def test_files_that_disagree_are_not_merged(capsys, tmp_path):
+    code, _, err = run(capsys, "merge", A, B, tmp_path / "out.json")
+    assert code == 7 and err.count(" | ") >= 27 and not (tmp_path / "out.json").exists()
+    other = json.loads(A.read_text())
+    other["_metadata"]["gpu"] = H100
+    (tmp_path / "o.json").write_text(json.dumps(other))
+    code, _, err = run(capsys, "merge", A, tmp_path / "o.json", tmp_path / "out.json")
+    assert code == 7 and "gpu: NVIDIA H200 in" in err
+
+
+# export
+
+
+def test_a_directory_and_a_layout_hold_the_same_cache(capsys, tmp_path):
+    for gpu in (H200, H100):
+        samples.write(tmp_path / "a", gpu)
+    assert run(capsys, "export", tmp_path / "a", tmp_path / "dir")[0] == 0
+    assert run(capsys, "export", tmp_path / "a", f"oci:{tmp_path}/oci:h")[0] == 0
+    assert run(capsys, "diff", f"oci:{tmp_path}/oci:h", tmp_path / "dir")[0] == 0
+    assert run(capsys, "diff", f"oci:{tmp_path}/oci", tmp_path / "a")[0] == 0
+    assert len(json.loads(run(capsys, "ls", f"oci:{tmp_path}/oci:h", "--json")[1])) == 2
+    assert run(capsys, "export", f"oci:{tmp_path}/oci", tmp_path / "again")[0] == 0
+    for made in ("dir", "again"):
+        assert check_root(tmp_path / made)[1] == ()
+    assert run(capsys, "export", tmp_path / "a", tmp_path / "dir")[0] == 2
+    assert run(capsys, "export", tmp_path / "a", f"oci:{tmp_path}/oci")[0] == 2
+
+
+def test_a_layout_is_the_same_whenever_and_wherever_it_is_made(capsys, tmp_path):
+    path = samples.write(tmp_path / "a", H200)
+    run(capsys, "export", tmp_path / "a", f"oci:{tmp_path}/one")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "b" / path.relative_to(tmp_path / "a") / CACHE_FILE).chmod(0o600)
+    os.utime(tmp_path / "b", (1, 1))
+    run(capsys, "export", tmp_path / "b", f"oci:{tmp_path}/two")
+    names = [sorted(p.name for p in (tmp_path / n / "blobs" / "sha256").iterdir()) for n in ("one", "two")]
+    assert names[0] == names[1]
+    assert (tmp_path / "one" / "index.json").read_bytes() == (tmp_path / "two" / "index.json").read_bytes()
+
+
+def test_a_layout_that_was_changed_is_refused(capsys, tmp_path):
+    samples.write(tmp_path / "a", H200)
+    run(capsys, "export", tmp_path / "a", f"oci:{tmp_path}/oci:x")
+    with pytest.raises(LayoutInvalid, match="0 images"):
+        read_layout(tmp_path / "oci", "y", tmp_path / "r")
+    blobs = sorted((tmp_path / "oci" / "blobs" / "sha256").iterdir(), key=lambda p: p.stat().st_size)
+    blobs[-1].write_bytes(blobs[-1].read_bytes().replace(b"qkv", b"xyz"))
+    with pytest.raises(LayoutInvalid, match="other content"):
+        read_layout(tmp_path / "oci", "", tmp_path / "r")
+    for text in ("{", "{}", '{"manifests": 3}', '{"manifests": [{"digest": "sha256:../../../etc/passwd"}]}', "[]"):
+        (tmp_path / "oci" / "index.json").write_text(text)
+        assert run(capsys, "ls", f"oci:{tmp_path}/oci")[0] == 7
+    assert run(capsys, "ls", f"oci:{tmp_path}/none")[0] == 2
+
+
+def test_an_unsound_cache_is_not_exported(capsys, tmp_path):
+    path = samples.write(tmp_path / "a")
+    (path / CACHE_FILE).write_text("{}")
+    for out in (tmp_path / "dir", f"oci:{tmp_path}/oci"):
+        assert run(capsys, "export", tmp_path / "a", out)[0] == 7
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    assert run(capsys, "export", tmp_path / "none", tmp_path / "dir")[0] == 2
+
+
+def test_a_layer_that_leads_out_is_refused(capsys, tmp_path, monkeypatch):
+    samples.write(tmp_path / "a", H200)
+    monkeypatch.setattr("pipeline.cache.oci._members", lambda root: [("opt/../../evil", root / "x")])
+    (tmp_path / "a" / "x").write_text("")
+    from pipeline.cache.oci import write_layout
+
+    write_layout(tmp_path / "a", tmp_path / "oci", tag="t", architecture="amd64", labels={})
+    with pytest.raises(ArchiveRefused):
+        read_layout(tmp_path / "oci", "t", tmp_path / "r")
+
+
+# ls and prune
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    tuned = tmp_path / "xdg" / "tuned-image-pipeline" / "tuned"
+    for age, (name, tactic) in enumerate((("c" * 64, 1), ("b" * 64, 2), ("a" * 64, 3))):
+        samples.write(tuned / name / "root", tactic=tactic)
+        outcome = tuned / name / "outcome.json"
+        outcome.write_text("{}")
+        when = time.time() - age * 10 * 86_400
+        os.utime(outcome, (when, when))
+    (tuned / ".keeping-x").mkdir()
+    return tuned
+
+
+def test_the_store_is_listed(capsys, home):
+    code, out, _ = run(capsys, "ls", "--json")
+    rows = json.loads(out)
+    assert code == 0 and [row["inputs"][0] for row in rows] == ["a", "b", "c"]  # oldest first
+    assert {row["model"] for row in rows} == {"tiny"} and all(row["findings"] == [] for row in rows)
+    assert rows[0]["bytes"] > 1000 and Path(rows[0]["path"]).is_dir()
+    next(home.glob("a*/root/*/*/*")).joinpath(CACHE_FILE).write_text("{")
+    assert "UNSOUND" in run(capsys, "ls")[1]
+
+
+def test_an_empty_store_says_how_to_fill_it(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code, out, err = run(capsys, "ls")
+    assert (code, out) == (0, "") and "make image" in err
+
+
+def left(home):
+    return [p.name[0] for p in sorted(home.iterdir()) if not p.name.startswith(".")]
+
+
+def test_pruning_by_age(capsys, home):
+    code, out, _ = run(capsys, "prune", "--older-than", "15", "--dry-run")
+    assert code == 0 and "days old" in out and left(home) == ["a", "b", "c"]
+    assert run(capsys, "prune", "--older-than", "15")[0] == 0
+    assert left(home) == ["b", "c"]
+    assert [p.name for p in home.iterdir() if p.name.startswith(".")] == [".keeping-x"]
+
+
+def test_pruning_by_size_takes_the_oldest_first(capsys, home):
+    size = sum(entry.size for entry in _store.stored())
+    run(capsys, "prune", "--max-size", str(size - 1))
+    assert left(home) == ["b", "c"]
+    run(capsys, "prune", "--max-size", "0")
+    assert left(home) == []
+
+
+def test_pruning_what_no_image_was_baked_from(capsys, home, monkeypatch):
+    used = sha256_file(next(home.glob(f"b*/root/*/*/*/{MANIFEST_FILE}")))
+    monkeypatch.setattr(_store, "used_manifests", lambda: {used})
+    run(capsys, "prune", "--unused")
+    assert left(home) == ["b"]
+
+
+def test_pruning_needs_a_reason_and_an_engine_for_unused(capsys, home, monkeypatch):
+    assert run(capsys, "prune")[0] == 2
+    assert run(capsys, "prune", "--older-than", "x")[0] == 2
+    assert run(capsys, "prune", "--max-size", "10 elephants")[0] == 2
+    monkeypatch.setattr("pipeline.engine.find", lambda: None)
+    assert run(capsys, "prune", "--unused")[0] == 4
+    assert left(home) == ["a", "b", "c"]
+
+
+def test_an_entry_that_another_prune_took_is_no_error(home):
+    entry = _store.stored()[0]
+    _store.remove(entry)
+    _store.remove(entry)
+    assert left(home) == ["b", "c"]
+
+
+def test_a_merged_root_keeps_what_owners_say(tmp_path, capsys):
+    made, _ = samples.manifest()
+    ranks = (made.ranks[0], replace(made.ranks[1], entries=2))
+    samples.write(tmp_path / "a", ranks=ranks, owners={samples.entry_key(8): (0,)})
+    assert run(capsys, "merge", tmp_path / "a", tmp_path / "out")[0] == 0
+    assert check_root(tmp_path / "out")[1] == ()
