@@ -16,5 +16,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cache": ("cache", "list, compare, merge, export and prune tuned caches"),
     "sync": ("sync", "render docker/ and requirements/ from versions.json"),
     "check": ("check", "prove that every version agrees with versions.json"),
+    "bump": ("bump", "move a version, and everything that is tied to it"),
+    "where": ("where", "list every place that a version reaches"),
+    "audit": ("audit", "find versions that disagree in a repository that is not built this way"),
+    "args": ("args", "print the ARGs of Dockerfiles as BuildKit reads them"),
+    "pins": ("pins", "print the requirements of requirements files"),
     "engine": ("engine", "find, start or stop a Docker Engine"),
 }

@@ -1,0 +1,22 @@
+"""A reader of Dockerfile ARGs that agrees with BuildKit. Pure: text in, values out; imports nothing else of ours.
+
+lines.py     text -> instructions: directives, continuations, comments, heredocs, line numbers
+words.py     one word: splitting, quotes, escapes, `$name` and `${name...}`; patterns.py: the patterns in it
+scopes.py    instructions -> ARGs with their values: global, per stage, inherited
+rules.py     whose rules
+
+BuildKit's answer depends, in odd corners, on the version of its Dockerfile frontend; `Frontend` names it, and every
+such corner is one comparison with it. Where the engine tests find a disagreement, BuildKit is right.
+"""
+
+from __future__ import annotations
+
+from .lines import Heredoc, Instruction, Problem, split_instruction
+from .rules import ENGINE, NEWEST, BadWord, Frontend, named_by
+from .scopes import Arg, Dockerfile, Stage, read
+from .words import SPACE, Style, Word, expand, split
+
+__all__ = [
+    "ENGINE", "NEWEST", "SPACE", "Arg", "BadWord", "Dockerfile", "Frontend", "Heredoc", "Instruction", "Problem",
+    "Stage", "Style", "Word", "expand", "named_by", "read", "split", "split_instruction",
+]  # fmt: skip

@@ -1,0 +1,296 @@
+"""Words of a Dockerfile: how they are split, and what `$` and quotes in them become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .patterns import compile_pattern, replace
+from .rules import ENGINE, BadWord, Frontend
+
+_SPECIAL = "@*#?-$!0"
+_WIDE_SPACE = "\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+SPACE = "\t\n\v\f\r \x85\xa0" + _WIDE_SPACE  # what Go calls a space; Python's idea differs
+
+
+class Word(NamedTuple):
+    """One word as it stands in the line, quotes and all, and the offset of its first character."""
+
+    text: str
+    offset: int
+
+
+def split(line: str, escape: str) -> list[Word]:
+    """Split the rest of an ARG or ENV at unquoted spaces; quotes and escapes stay in the words.
+
+    An open quote reaches to the end of the line here; expanding the word is what refuses it.
+    """
+    words: list[Word] = []
+    word, start, quote, seen_quote = "", -1, "", False
+    at = 0
+
+    def close() -> None:
+        if word or seen_quote:
+            words.append(Word(word, start))
+
+    while at < len(line):
+        char = line[at]
+        if start < 0:
+            if char not in SPACE:
+                start = at
+                continue
+            at += 1
+            continue
+        if not quote and char in SPACE:
+            close()
+            word, start, seen_quote = "", -1, False
+            at += 1
+            continue
+        if char == quote:
+            quote = ""
+        elif not quote and char in "'\"":
+            quote, seen_quote = char, True
+        if char == escape and quote != "'":
+            if at + 1 == len(line):  # an escape that ends the line is dropped
+                quote = ""
+                at += 1
+                continue
+            word += char
+            at += 1
+            char = line[at]
+        word += char
+        at += 1
+    if start >= 0:
+        close()
+    return words
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a word is expanded.
+
+    escape      the escape character of the file
+    frontend    whose rules
+    keep_unset  `$name` without a value stays as it is written (BuildKit looks for heredocs this way)
+    keep_marks  quotes and escapes stay (likewise)
+    """
+
+    escape: str = "\\"
+    frontend: Frontend = ENGINE
+    keep_unset: bool = False
+    keep_quotes: bool = False
+    keep_escapes: bool = False
+
+
+def expand(text: str, values: Mapping[str, str], style: Style) -> str:
+    """What a word becomes: quotes and escapes taken, names replaced; raise `BadWord` where BuildKit refuses it."""
+    return _Expansion(text, values, style).run()[0]
+
+
+def expand_words(text: str, values: Mapping[str, str], style: Style) -> list[str]:
+    """The same for a whole line, split at the unquoted spaces that are left after expansion."""
+    return _Expansion(text, values, style).run()[1]
+
+
+class _Expansion:
+    """One pass over a word. `at` is the next character; each method takes what it understands and returns it."""
+
+    def __init__(self, text: str, values: Mapping[str, str], style: Style) -> None:
+        self.text = text.removeprefix("\ufeff")
+        self.at = 0
+        self.values = values
+        self.style = style
+        self.raw = style.keep_escapes
+
+    def peek(self) -> str:
+        return self.text[self.at : self.at + 1]
+
+    def take(self) -> str:
+        char = self.text[self.at : self.at + 1]
+        self.at += 1
+        return char
+
+    def run(self) -> tuple[str, list[str]]:
+        return self.until("", self.raw)
+
+    def until(self, stop: str, raw: bool) -> tuple[str, list[str]]:
+        """Everything up to an unquoted `stop` (which is taken too), or to the end where `stop` is empty."""
+        outer, self.raw = self.raw, raw
+        try:
+            return self._until(stop)
+        finally:
+            self.raw = outer
+
+    def _until(self, stop: str) -> tuple[str, list[str]]:
+        result, words = "", _Words()
+        while char := self.peek():
+            if char == stop:
+                self.take()
+                return result, words.all()
+            if char == "$":
+                piece = self.dollar()
+                words.split(piece)
+            elif char in "'\"":
+                piece = self.single() if char == "'" else self.double()
+                words.add(piece)
+            elif char == "<" and self.style.frontend >= (1, 16):
+                piece = self.less()
+                words.add(piece)
+            elif char == self.style.escape:
+                piece = self.escaped()
+                words.add(piece)
+            else:
+                piece = self.take()
+                words.split(piece)
+            result += piece
+        if stop:
+            raise BadWord(f"{stop!r} is missing")
+        return result, words.all()
+
+    def escaped(self) -> str:
+        mark = self.take() if self.raw else self.take()[1:]
+        return mark + self.take()
+
+    def less(self) -> str:
+        """`<`, or `<<` with the blanks after it, which then do not end the word."""
+        self.take()
+        if self.peek() != "<":
+            return "<"
+        self.take()
+        blanks = ""
+        while self.peek() and self.peek() in "\t\r ":
+            blanks += self.take()
+        return "<<" + blanks
+
+    def single(self) -> str:
+        mark = self.take() if self.style.keep_quotes else self.take()[1:]
+        end = self.text.find("'", self.at)
+        if end < 0:
+            raise BadWord("a single quote is not closed")
+        inside, self.at = self.text[self.at : end], end + 1
+        return mark + inside + mark
+
+    def double(self) -> str:
+        mark = self.take() if self.style.keep_quotes else self.take()[1:]
+        result = mark
+        while char := self.peek():
+            if char == '"':
+                self.take()
+                return result + mark
+            if char == "$":
+                result += self.dollar()
+                continue
+            self.take()
+            if char == self.style.escape:
+                result += char if self.raw else ""
+                following = self.peek()
+                if not following:
+                    break
+                if following in ('"', "$", self.style.escape):
+                    char = self.take()
+            result += char
+        raise BadWord("a double quote is not closed")
+
+    def dollar(self) -> str:
+        self.take()
+        if self.peek() != "{":
+            name = self.name()
+            if not name:
+                return "$"
+            return self.value(name, f"${name}")
+        self.take()
+        if self.peek() in ("", "{", "}", ":"):
+            raise BadWord("bad substitution")
+        name = self.name()
+        mark = self.take()
+        if mark == "}":
+            return self.value(name, f"${{{name}}}")
+        if mark == "/":
+            return self.replace(name)
+        colon = mark == ":"
+        if colon:
+            mark = self.take()
+        if not colon and (not mark or mark not in "+-?#%"):
+            raise BadWord(f"unsupported modifier {mark!r} in ${{{name}...}}")
+        return self.modified(name, mark, colon)
+
+    def value(self, name: str, written: str) -> str:
+        found = self.values.get(name)
+        if found is None:
+            return written if self.style.keep_unset else ""
+        return found
+
+    def name(self) -> str:
+        """A name, a number, one special parameter, or nothing."""
+        first = self.peek()
+        if not first:
+            return ""
+        start = self.at
+        if first.isdecimal():
+            while self.peek().isdecimal():
+                self.take()
+        elif first in _SPECIAL:
+            self.take()
+        else:
+            while (char := self.peek()) and (char.isalpha() or char.isdecimal() or char == "_"):
+                self.take()
+        return self.text[start : self.at]
+
+    def modified(self, name: str, mark: str, colon: bool) -> str:
+        trims = bool(mark) and mark in "#%"
+        if trims and colon and self.style.frontend >= (1, 10):
+            raise BadWord(f"unsupported modifier ':{mark}' in ${{{name}...}}")
+        word = self.until("}", trims)[0]
+        found = self.values.get(name)
+        if found is None and self.style.keep_unset:
+            return f"${{{name}{':' * colon}{mark}{word}}}"
+        missing = found is None or (colon and not found)
+        if mark == "-":
+            return word if missing else found or ""
+        if mark == "+":
+            return "" if missing else word
+        if mark == "?":
+            if missing:
+                raise BadWord(f"{name}: {word or ('is empty' if found is not None else 'is not set')}")
+            return found or ""
+        if trims:
+            greedy = word.startswith(mark)
+            return trim(found or "", word[greedy:], from_end=mark == "%", greedy=greedy)
+        raise BadWord(f"unsupported modifier ':{mark}' in ${{{name}...}}")
+
+    def replace(self, name: str) -> str:
+        every = self.peek() == "/"
+        if every:
+            self.take()
+        pattern = self.until("/", True)[0]
+        replacement = self.until("}", True)[0]
+        found = self.values.get(name)
+        if found is None and self.style.keep_unset:
+            return f"${{{name}/{pattern}/{replacement}}}"
+        return replace(found or "", compile_pattern(pattern, greedy=True), replacement, every=every)
+
+
+class _Words:
+    """Collects pieces of a line; spaces in some of them end a word, in others not."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.word = ""
+
+    def add(self, piece: str) -> None:
+        self.word += piece
+
+    def split(self, piece: str) -> None:
+        for char in piece:
+            if char not in SPACE:
+                self.word += char
+            elif self.word:
+                self.done.append(self.word)
+                self.word = ""
+
+    def all(self) -> list[str]:
+        if self.word:
+            self.done.append(self.word)
+            self.word = ""
+        return self.done
