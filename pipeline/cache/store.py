@@ -5,12 +5,14 @@ Everything that can be known without FlashInfer or a GPU. `check` never stops at
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.manifest import Covered, Manifest
+from pipeline.contract.opnames import is_skipped
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 
 from .finding import Finding, shown
@@ -93,7 +95,7 @@ def _ranks(stored: Stored, manifest: Manifest) -> Iterator[Finding]:
 
 def _coverage(stored: Stored, manifest: Manifest) -> Iterator[Finding]:
     plan = manifest.plan
-    wanted = {(op.name, bucket) for op in plan.ops for bucket in op.buckets if op.op not in plan.skip_ops}
+    wanted = {(op.name, bucket) for op in plan.ops for bucket in op.buckets if not is_skipped(op.op, plan.skip_ops)}
     if not wanted:
         yield _say(stored, "the plan tunes nothing")
     rows = [(row.op, row.bucket) for row in manifest.covered]
@@ -101,8 +103,10 @@ def _coverage(stored: Stored, manifest: Manifest) -> Iterator[Finding]:
         yield _say(stored, f"{shown(op)} at {bucket} tokens is planned and not covered")
     for op, bucket in sorted(set(rows) - wanted):
         yield _say(stored, f"{shown(op)} at {bucket} tokens is covered and not planned")
-    for op, bucket in sorted({row for row in rows if rows.count(row) > 1} if len(rows) != len(set(rows)) else ()):
-        yield _say(stored, f"{shown(op)} at {bucket} tokens is covered twice")
+    seen = Counter((row.op, row.bucket, row.entry) for row in manifest.covered)  # an op may look up several entries
+    for (op, bucket, _), count in sorted(seen.items()):
+        if count > 1:
+            yield _say(stored, f"{shown(op)} at {bucket} tokens is covered twice by one entry")
 
 
 def _files(stored: Stored, manifest: Manifest) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.contract.digest import sha256_json
+from pipeline.contract.opnames import TUNED_AS, is_skipped
 from pipeline.contract.plan import Layout, OpPlan, Plan, Untuned
 
 from .abilities import MOE_KEY_TOLD_APART, abilities
@@ -17,7 +18,7 @@ from .parts import model_parts
 from .problems import PlanRefused, Problems
 from .quant import read_quantization
 from .remarks import left_beside, remarks
-from .target import TUNED_AS, Target, check_backends, gpu_arch
+from .target import Target, check_backends, gpu_arch
 
 SEED = 20240229
 MOST_RANKS = 1024
@@ -89,7 +90,7 @@ def _asked_for(
     kept: list[OpPlan] = []
     left: list[Untuned] = []
     for op in planned:
-        if op.op in skip_ops or set(TUNED_AS[op.op]) <= set(skip_ops):
+        if is_skipped(op.op, skip_ops):
             left.append(Untuned(op.name, "--skip-ops leaves it to FlashInfer's default"))
         elif ops and not {op.name, op.op} & set(ops):
             left.append(Untuned(op.name, "not among --ops"))

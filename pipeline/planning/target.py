@@ -8,17 +8,6 @@ from dataclasses import dataclass
 
 from .problems import Problems
 
-# adapter -> the names under which FlashInfer's AutoTuner knows what it calls
-TUNED_AS: dict[str, tuple[str, ...]] = {
-    "cpu_mm": ("cpu_mm",),
-    "mm_bf16": ("bf16_gemm",),
-    "bmm_fp8": ("fp8_gemm",),
-    "mm_fp4": ("fp4_gemm",),
-    "mm_mxfp8": ("mxfp8_gemm",),
-    "cutlass_fused_moe": ("trtllm::fused_moe::gemm1", "trtllm::fused_moe::gemm2"),
-    "trtllm_fp8_block_scale_moe": ("flashinfer::trtllm_fp8_block_scale_moe",),
-    "trtllm_fp4_block_scale_moe": ("flashinfer::trtllm_fp4_block_scale_moe",),
-}
 TRTLLM_GEN = (100, 103)
 BLACKWELL = (100, 103, 110, 120, 121)
 HOPPER_ON = (90, *BLACKWELL)

@@ -14,6 +14,7 @@ import torch
 
 from pipeline.contract.errors import UsageError
 from pipeline.contract.files import write_whole
+from pipeline.contract.opnames import is_skipped
 from pipeline.contract.plan import Plan
 from pipeline.contract.record import Record
 
@@ -21,7 +22,7 @@ from . import flashinfer_api
 from . import rank as life
 from .coverage import Measured
 from .cpu_shim import CPU_KNOBS
-from .ops import adapter_of, is_skipped
+from .ops import adapter_of
 from .planfile import read_plan
 from .previous import Earlier, find_earlier
 from .ranks import Ranks, join
@@ -103,7 +104,7 @@ def check_plan(plan: Plan, record: Record, world: int) -> None:
     ]
     if wrong:
         raise PlanElsewhere(wrong[0], details=wrong, hint="make the plan again with `pipeline plan`, for this machine")
-    if all(is_skipped(op, plan) for op in plan.ops):
+    if all(is_skipped(op.op, plan.skip_ops) for op in plan.ops):
         raise NothingTuned(
             f"skip_ops ({', '.join(plan.skip_ops)}) leaves nothing to tune", hint="plan again with fewer --skip-ops"
         )

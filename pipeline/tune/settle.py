@@ -8,13 +8,13 @@ from pathlib import Path
 
 from pipeline.contract.key import make_key
 from pipeline.contract.manifest import Covered, Manifest, RankFacts
+from pipeline.contract.opnames import is_skipped
 from pipeline.contract.places import CACHE_FILE
 
 from . import flashinfer_api
 from .agreement import Held, RankResult, merge
 from .coverage import CoverageMissing, cover
 from .cpu_shim import SUBSTITUTIONS
-from .ops import is_skipped
 from .save import file_facts
 from .session import Session, holders, now
 
@@ -60,7 +60,7 @@ def check_saved(session: Session) -> tuple[Path, list[Covered]]:
     rows: dict[int, list[Covered]] = {}
     for index, case in session.cases.items():
         op = session.plan.ops[index]
-        if not is_skipped(op, session.plan):
+        if not is_skipped(op.op, session.plan.skip_ops):
             rows[index] = cover(tuner, session.plan, op, case, session.measured)
     session.seconds = time.monotonic() - session.began
     said: list[tuple[float, dict[int, list[Covered]]]] = ranks.gather((session.seconds, rows))

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from pipeline.contract.digest import sha256_json
+from pipeline.contract.opnames import is_skipped
 from pipeline.contract.plan import OpPlan
 
 from . import flashinfer_api
 from .coverage import settings
 from .cpu_shim import cpu_clock
 from .inputs import seed_for
-from .ops import adapter_of, is_skipped
+from .ops import adapter_of
 from .session import Session, holders
 
 
@@ -50,7 +51,7 @@ def _tune_one(session: Session, index: int, op: OpPlan, group: Any) -> None:  # 
         f"before {op.name}",
         group,
     )
-    if is_skipped(op, plan):
+    if is_skipped(op.op, plan.skip_ops):
         return
     torch.manual_seed(seed_for(plan.seed, "profiles", index))  # FlashInfer draws its own inputs from the global state
     steps.say(f"tuning {op.name} ({op.op}), {len(op.buckets)} buckets")

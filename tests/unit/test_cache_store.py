@@ -192,7 +192,7 @@ def test_coverage_is_held_against_the_plan(tmp_path):
     samples.write(tmp_path / "a", covered=rows[:-1])
     assert any("qkv at 64 tokens is planned and not covered" in line for line in found(tmp_path / "a"))
     samples.write(tmp_path / "b", covered=(*rows, rows[0]))
-    assert any("qkv at 1 tokens is covered twice" in line for line in found(tmp_path / "b"))
+    assert any("qkv at 1 tokens is covered twice by one entry" in line for line in found(tmp_path / "b"))
     samples.write(tmp_path / "c", covered=(*rows, replace(rows[0], bucket=3)))
     assert any("qkv at 3 tokens is covered and not planned" in line for line in found(tmp_path / "c"))
     samples.write(tmp_path / "d", covered=tuple(replace(row, candidates=0) for row in rows))

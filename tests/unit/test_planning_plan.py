@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.contract.opnames import TUNED_AS
 from pipeline.contract.plan import Layout, Plan
 from pipeline.planning import make_plan
 from pipeline.planning.buckets import default_buckets, flashinfer_buckets, powers_of_two
 from pipeline.planning.find import bundled_names, find_model
 from pipeline.planning.problems import PlanRefused
 from pipeline.planning.show import describe
-from pipeline.planning.target import TUNED_AS
 
 OLD, NEW = "0.6.16.post3", "0.7.4"
 

@@ -1,0 +1,26 @@
+"""An op of a plan and the names that FlashInfer's AutoTuner knows it by; `skip_ops` may use either."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+# adapter -> the names under which FlashInfer's AutoTuner knows what it calls
+TUNED_AS: Mapping[str, tuple[str, ...]] = {
+    "cpu_mm": ("cpu_mm",),
+    "mm_bf16": ("bf16_gemm",),
+    "bmm_fp8": ("fp8_gemm",),
+    "mm_fp4": ("fp4_gemm",),
+    "mm_mxfp8": ("mxfp8_gemm",),
+    "cutlass_fused_moe": ("trtllm::fused_moe::gemm1", "trtllm::fused_moe::gemm2"),
+    "trtllm_fp8_block_scale_moe": ("flashinfer::trtllm_fp8_block_scale_moe",),
+    "trtllm_fp4_block_scale_moe": ("flashinfer::trtllm_fp4_block_scale_moe",),
+}
+
+
+def is_skipped(op: str, skip_ops: Collection[str]) -> bool:
+    """Whether `skip_ops` leaves all of an op to its default: the adapter's name, or every name that FlashInfer has.
+
+    An op with two names of which one is skipped is still tuned for the other.
+    """
+    names = TUNED_AS.get(op, ())
+    return op in skip_ops or (bool(names) and set(names) <= set(skip_ops))
