@@ -49,12 +49,28 @@ class Sample:
     error: str = ""
 
 
+@dataclass(frozen=True)
+class Question:
+    """What one call of an op asked the AutoTuner: enough to run any of its tactics again and to write its entry.
+
+    `config` is the op's TuningConfig with the plan's buckets in it, `inputs` are the caller's real tensors.
+    """
+
+    custom_op: str
+    runners: tuple[Any, ...]
+    config: Any
+    inputs: list[Any]
+    kwargs: Mapping[str, Any]
+    lookup: Lookup
+
+
 @dataclass
 class Watch:
     """What was seen since it was last cleared."""
 
     lookups: list[Lookup] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    questions: list[Question] | None = None  # kept only while this is a list: they hold tensors
     measured: int = 0  # never cleared
 
     def clear(self) -> None:
@@ -74,13 +90,14 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
         self._on_measure = on_measure
         self._forbid = forbid
         self._op = ""
+        self._kwargs: Mapping[str, Any] = {}
 
     def choose_one(self, custom_op: str, *args: Theirs, **kwargs: Theirs) -> Theirs:
         """Note which op is being chosen for. A replay must never be in tuning mode, whether or not it would measure."""
         if self._forbid and self.is_tuning_mode:
             self.watch.measured += 1
             raise ReplayMeasured(f"{custom_op} was called in tuning mode")
-        outer, self._op = self._op, custom_op
+        outer, self._op, self._kwargs = self._op, custom_op, kwargs
         try:
             return super().choose_one(custom_op, *args, **kwargs)
         finally:
@@ -101,16 +118,19 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
         runner = runners[runner_id]
         extras = runner.get_cache_key_extras(inputs) if inputs is not None else ()
         key = self._get_cache_key(custom_op, runner, input_shapes, tuning_config, extras)
-        self.watch.lookups.append(
-            Lookup(
-                custom_op,
-                bool(hit),
-                key.file_key,
-                key.nearest_profile,
-                type(runner).__name__,
-                _at._tactic_to_json(tactic),
-            )
+        lookup = Lookup(
+            custom_op,
+            bool(hit),
+            key.file_key,
+            key.nearest_profile,
+            type(runner).__name__,
+            _at._tactic_to_json(tactic),
         )
+        self.watch.lookups.append(lookup)
+        if self.watch.questions is not None and inputs is not None:
+            self.watch.questions.append(
+                Question(custom_op, tuple(runners), tuning_config, list(inputs), dict(self._kwargs), lookup)
+            )
         return found
 
     def _profile_single_kernel(
