@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .patterns import compile_pattern, replace
+from .patterns import compile_pattern, replace, trim
 from .rules import ENGINE, BadWord, Frontend
 
 _SPECIAL = "@*#?-$!0"

@@ -1,0 +1,98 @@
+"""Reading a tree that one does not trust: links out of it, files that vanish, bytes that are no text."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from .findings import Finding
+
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark begins it
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_CODING = re.compile(rb"coding[:=]\s*([-\w.]+)")
+
+
+class Unreadable(Exception):
+    """A file cannot be read; `finding` says which and why."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(why)
+        self.finding = Finding(path, 0, 0, why, "read")
+
+
+class Tree:
+    """The files below a root; paths are relative to it, with slashes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.home = root.resolve()
+
+    def read(self, path: str) -> bytes:
+        """The bytes of a file; raise `Unreadable` for a link out of the tree and whatever the system refuses."""
+        full = self.root / path
+        try:
+            real = full.resolve(strict=True)
+            if not real.is_relative_to(self.home):
+                raise Unreadable(path, "is a link out of the tree; it is not read")
+            return real.read_bytes()
+        except FileNotFoundError:
+            gone = "is a link to nothing" if full.is_symlink() else "is missing"
+            raise Unreadable(path, gone) from None
+        except RuntimeError:  # Python 3.11 and 3.12 say so of links in a circle
+            raise Unreadable(path, "is a link in a circle") from None
+        except OSError as error:
+            raise Unreadable(path, f"cannot be read: {error.strerror}") from None
+
+    def walk(self, folder: str, findings: list[Finding]) -> Iterator[str]:
+        """Every file below a folder, sorted; links to folders are not followed, those out of the tree are findings."""
+
+        def refused(error: OSError) -> None:
+            path = Path(str(error.filename or folder))
+            shown = path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
+            findings.append(Finding(shown, 0, 0, f"cannot be read: {error.strerror}", "read"))
+
+        start = self.root / folder
+        if start.is_symlink() and not start.resolve().is_relative_to(self.home):
+            findings.append(Finding(folder, 0, 0, "is a link out of the tree; it is not read", "read"))
+            return
+        for here, folders, files in os.walk(start, onerror=refused):
+            folders.sort()
+            inside = Path(here).relative_to(self.root)
+            for name in folders:
+                link = Path(here, name)
+                if link.is_symlink() and not link.resolve().is_relative_to(self.home):
+                    path = (inside / name).as_posix()
+                    findings.append(Finding(path, 0, 0, "is a link out of the tree; it is not read", "read"))
+            yield from ((inside / name).as_posix() for name in sorted(files))
+
+
+def decode(data: bytes) -> tuple[str, int]:
+    """Text of a file by its byte order mark, its coding comment, else UTF-8; and the line of the first bad byte or 0.
+
+    Bad bytes become U+FFFD, so that the rest is still read.
+    """
+    encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "")
+    if not encoding:
+        for line in data.split(b"\n", 2)[:2]:
+            found = _CODING.search(line) if line.lstrip().startswith(b"#") else None
+            if found:
+                encoding = found[1].decode("ascii", "replace")
+                break
+    try:
+        codecs.lookup(encoding)
+    except (LookupError, ValueError):
+        encoding = "utf-8"
+    try:
+        return data.decode(encoding or "utf-8"), 0
+    except UnicodeDecodeError as error:
+        return data.decode(encoding or "utf-8", "replace"), data.count(b"\n", 0, error.start) + 1
+    except (LookupError, ValueError):  # a codec that is not for text
+        return data.decode("utf-8", "replace"), 1
