@@ -7,6 +7,7 @@ tuned, and not in the middle. Works with 0.6.16.post3 and 0.7.4; what only newer
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Mapping
 from functools import reduce
@@ -15,6 +16,7 @@ from typing import Any
 from pipeline.contract.errors import TuningError
 
 from .agreement import Held
+from .strategy import check_version
 
 MODULE = "flashinfer.autotuner.autotuner"
 
@@ -23,10 +25,10 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     MODULE: (
         "AutoTuner", "AutoTuner.choose_one", "AutoTuner.search_cache", "AutoTuner.save_configs",
         "AutoTuner.load_configs", "AutoTuner.clear_cache", "AutoTuner.get", "TunableRunner", "TuningConfig",
-        "DynamicTensorSpec", "ConstraintSpec", "make_bucket_mapper", "autotune", "set_autotune_process_group",
-        "get_autotune_process_group",
+        "DynamicTensorSpec", "ConstraintSpec", "make_bucket_mapper", "autotune",
         "AutoTuner._instance", "AutoTuner._profile_single_kernel", "AutoTuner._find_nearest_profile",
         "AutoTuner._get_cache_key", "AutoTuner._get_input_sizes", "AutoTuner._prepare_input_tensors_with_batches",
+        "AutoTuner._prepare_input_tensors", "TunableRunner.get_valid_tactics",
         "_collect_metadata", "_METADATA_KEY", "_tactic_to_json", "_json_to_tactic", "delay_kernel",
     ),
     "flashinfer.version": ("__version__",),
@@ -52,8 +54,13 @@ class FlashInferMissing(TuningError):
 
 
 def load() -> Any:  # noqa: ANN401 - FlashInfer has no types
-    """Import FlashInfer and return its autotuner module; raise `FlashInferMissing` or `FlashInferMoved`."""
+    """Import FlashInfer and return its autotuner module.
+
+    Raises `FlashInferMissing`, `FlashInferTooOld` or `FlashInferMoved`.
+    """
     missing: list[str] = []
+    with contextlib.suppress(ImportError, OSError):  # told apart below
+        check_version(version())
     for module, names in NAMES.items():
         try:
             found = importlib.import_module(module)
@@ -80,6 +87,11 @@ def check_instance(tuner: object) -> None:
 def version() -> str:
     """FlashInfer's version."""
     return str(importlib.import_module("flashinfer.version").__version__)
+
+
+def has_process_group() -> bool:
+    """Whether FlashInfer can average the time of a tactic over a process group."""
+    return hasattr(importlib.import_module(MODULE), "set_autotune_process_group")
 
 
 def metadata() -> dict[str, str]:
@@ -119,8 +131,13 @@ def entries(tuner: Any) -> dict[str, Held]:  # noqa: ANN401 - an AutoTuner
 
 def replace_entries(tuner: Any, held: Mapping[str, Held]) -> None:  # noqa: ANN401 - an AutoTuner
     """Make `held` all that `tuner` holds, as if it had been loaded from a file; `save_configs` then writes it."""
-    at = importlib.import_module(MODULE)
     tuner.clear_cache()
+    add_entries(tuner, held)
+
+
+def add_entries(tuner: Any, held: Mapping[str, Held]) -> None:  # noqa: ANN401 - an AutoTuner
+    """Let `tuner` hold `held` beside what it has, as if it had been loaded from a file."""
+    at = importlib.import_module(MODULE)
     policies, selections = getattr(tuner, "_file_config_policies", {}), getattr(tuner, "_file_config_selections", {})
     for key, entry in held.items():
         tuner._file_configs[key] = (entry.runner, at._json_to_tactic(entry.tactic))

@@ -5,11 +5,15 @@ Each override calls the real method and hands its result on. In a replay a measu
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import torch
+
 from . import flashinfer_api
+from .guard import OUT_OF_MEMORY, TacticOutOfMemory, guarded, preparing
 
 _at = flashinfer_api.load()
 
@@ -98,8 +102,10 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
             self.watch.measured += 1
             raise ReplayMeasured(f"{custom_op} was called in tuning mode")
         outer, self._op, self._kwargs = self._op, custom_op, kwargs
+        runners = kwargs["runners"] if "runners" in kwargs else args[0]
         try:
-            return super().choose_one(custom_op, *args, **kwargs)
+            with guarded(runners, custom_op) if self.is_tuning_mode else contextlib.nullcontext():
+                return super().choose_one(custom_op, *args, **kwargs)
         finally:
             self._op = outer
 
@@ -133,6 +139,14 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
             )
         return found
 
+    def _prepare_input_tensors(self, *args: Theirs, **kwargs: Theirs) -> Theirs:
+        with preparing("drawing inputs", self._op):
+            return super()._prepare_input_tensors(*args, **kwargs)
+
+    def _prepare_input_tensors_with_batches(self, *args: Theirs, **kwargs: Theirs) -> Theirs:
+        with preparing("copying inputs", self._op, any_error=True):
+            return super()._prepare_input_tensors_with_batches(*args, **kwargs)
+
     def _profile_single_kernel(
         self,
         runner: Theirs,
@@ -158,6 +172,10 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
             time_ms = super()._profile_single_kernel(runner, inputs, tactic, tuning_config, **kwargs)
         except BaseException as error:
             note(float("inf"), f"{type(error).__name__}: {error}")
+            if isinstance(error, OUT_OF_MEMORY):  # without a group FlashInfer would give the whole op up
+                with contextlib.suppress(Exception):
+                    torch.cuda.empty_cache()
+                raise TacticOutOfMemory(str(error)) from error
             raise
         note(float(time_ms))
         return time_ms

@@ -1,0 +1,143 @@
+"""How the work of a plan is shared among the ranks, and which way this FlashInfer allows. No torch here.
+
+synchronized  every rank measures everything, FlashInfer averages each tactic's time over the ranks
+leader        the first rank that holds an op measures it, the others take its result
+independent   every rank measures everything alone; of use only where all choose alike
+sharded       op by bucket is dealt out, each rank measures its share, all results are joined
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from pipeline.contract.digest import canonical_json
+from pipeline.contract.errors import UsageError
+from pipeline.contract.plan import OpPlan, Plan
+
+SYNCHRONIZED, LEADER, INDEPENDENT, SHARDED = "synchronized", "leader", "independent", "sharded"
+STRATEGIES = (SYNCHRONIZED, LEADER, INDEPENDENT, SHARDED)
+
+OLDEST = (0, 6, 16)
+_KEYS_COLLIDE_BELOW = (0, 6, 13)
+
+
+class StrategyRefused(UsageError):
+    """The strategy that was asked for cannot be had here."""
+
+
+class FlashInferTooOld(UsageError):
+    """This FlashInfer must not be tuned with, whatever the strategy."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A choice and why it was made; both go into the manifest."""
+
+    name: str
+    reason: str
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the ranks measure each tactic together."""
+        return self.name == SYNCHRONIZED
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The numbers of a version: `0.6.16.post3` is (0, 6, 16)."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def check_version(version: str) -> None:
+    """Refuse a FlashInfer that cannot be tuned soundly; raise `FlashInferTooOld` with the reason."""
+    if release(version) >= OLDEST:
+        return
+    why = "it has no process group for the autotuner, so ranks would choose differently"
+    if release(version) < _KEYS_COLLIDE_BELOW:
+        why += "; and its cache keys collide, so that a tactic can be chosen that crashes another shape"
+    raise FlashInferTooOld(
+        f"FlashInfer {version} is refused: {why}", hint=f"use {'.'.join(map(str, OLDEST))} or newer in versions.json"
+    )
+
+
+def choose(asked: str, plan: Plan, world: int, *, version: str, process_group: bool) -> Strategy:
+    """Take the strategy that was asked for (empty: none), or the best that FlashInfer allows.
+
+    `process_group` says whether FlashInfer has `set_autotune_process_group`. Raises `StrategyRefused`.
+    """
+    has = f"FlashInfer {version} {'has' if process_group else 'lacks'} set_autotune_process_group"
+    if asked == SYNCHRONIZED and not process_group:
+        raise StrategyRefused(
+            f"--strategy synchronized: {has}, so ranks cannot average their times",
+            hint="use --strategy sharded, or FlashInfer 0.6.16 or newer",
+        )
+    if asked == LEADER:
+        _leader_may(plan)
+    name = asked or (SYNCHRONIZED if process_group else SHARDED)
+    what = {
+        SYNCHRONIZED: f"{world} ranks averaged the time of every tactic over a gloo group and chose alike",
+        LEADER: "the first rank that holds an op tuned it, the others took its result",
+        INDEPENDENT: f"{world} ranks tuned alone and chose alike, which was checked entry by entry",
+        SHARDED: f"each op and bucket was tuned by one of {world} ranks, the results were joined",
+    }[name]
+    return Strategy(name, f"asked for: {what}" if asked else f"{has}: {what}")
+
+
+def _leader_may(plan: Plan) -> None:
+    """The ranks that wait for a leader must not be needed by it, nor hold other work than it does."""
+    layout, apart = plan.layout, [op.name for op in plan.ops if op.shape.get("ep", 1) > 1]
+    if layout.ep > 1 or apart:
+        what = f"EP={layout.ep}" if layout.ep > 1 else f"{apart[0]} under expert parallelism"
+        raise StrategyRefused(
+            f"--strategy leader with {what}: in an all-to-all the leader needs the other ranks, "
+            "and ranks that wait for a leader time out",
+            hint="use --strategy synchronized or sharded",
+        )
+
+
+def deal(
+    plan: Plan, work: Mapping[int, Sequence[int]], holders: Sequence[Sequence[int]]
+) -> dict[int, dict[int, tuple[int, ...]]]:
+    """Deal the buckets to tune (`work`, by index of the op) out over the ranks that hold each op.
+
+    Returns for each rank its buckets by op. The dearest piece goes first, each to the rank with the least so far;
+    what has one key lands on one rank. The same on every rank, since it reads nothing but its arguments.
+    """
+    groups: dict[bytes, list[tuple[int, int]]] = {}
+    for index, buckets in work.items():
+        op = plan.ops[index]
+        for bucket in buckets:
+            same = canonical_json([op.op, dict(op.shape), dict(op.dtypes), bucket])
+            groups.setdefault(same, []).append((index, bucket))
+    pieces = sorted(groups.values(), key=lambda g: (-_cost(plan, *g[0]), g[0]))
+    loads = dict.fromkeys((rank for ranks in holders for rank in ranks), 0.0)
+    dealt: dict[int, dict[int, list[int]]] = {}
+    for piece in pieces:
+        able = sorted(set.intersection(*(set(holders[index]) for index, _ in piece)) or set(holders[piece[0][0]]))
+        rank = min(able, key=lambda r: (loads[r], r))
+        loads[rank] += _cost(plan, *piece[0])
+        for index, bucket in piece:
+            dealt.setdefault(rank, {}).setdefault(index, []).append(bucket)
+    return {
+        rank: {index: tuple(sorted(buckets)) for index, buckets in sorted(ops.items())} for rank, ops in dealt.items()
+    }
+
+
+def _cost(plan: Plan, index: int, bucket: int) -> float:
+    """An estimate of what tuning one bucket takes, to share the work evenly; only ratios matter.
+
+    Proportional to the weights and, from the token count on at which arithmetic outweighs reading them, to tokens.
+    """
+    floor = 256 if plan.device == "cuda" else 8
+    return weights(plan.ops[index]) * float(bucket + floor)
+
+
+def weights(op: OpPlan) -> int:
+    """The elements of weights that one token meets: `n·k` of a GEMM, three matrices of `top_k` experts of an MoE."""
+    if "n" in op.shape:
+        return prod(op.shape.get(name, 1) for name in ("n", "k"))
+    experts = op.shape.get("top_k", 1)
+    return 3 * experts * prod(max(1, op.shape.get(name, 1)) for name in ("hidden", "intermediate"))
