@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,11 @@ class Network:
 
     bridge: str  # name of the bridge, empty for none
     nat: bool  # whether iptables lets them out
+
+    def __str__(self) -> str:
+        return (
+            "no network" if not self.bridge else f"bridge {self.bridge}, {'with' if self.nat else 'without'} iptables"
+        )
 
     def settings(self) -> dict[str, Any]:
         """dockerd's settings for this."""
@@ -60,6 +67,21 @@ def prepare(bridge: str) -> Network:
         log.warn("iptables does not work here: containers of the private engine reach this host only")
         return Network(bridge, nat=False)
     return Network(bridge, nat=True)
+
+
+def weaker(net: Network) -> tuple[Network, ...]:
+    """A network and what to fall back to, best first; none at all only where no other engine's docker0 would suffer."""
+    steps = [net]
+    if net.nat:
+        steps.append(Network(net.bridge, nat=False))
+    if net.bridge and not _another_engine():
+        steps.append(NO_NETWORK)
+    return tuple(steps)
+
+
+def is_to_blame(lines: Sequence[str]) -> bool:
+    """Whether dockerd's last words are about its network (moby says so in one of these words)."""
+    return any(re.search(r"network controller|iptables|nf_tables|bridge", line, re.IGNORECASE) for line in lines)
 
 
 def remove(bridge: str) -> None:

@@ -89,10 +89,24 @@ def _start_both(at: Places, image_store: str) -> None:
             ) from error
     try:
         _start_containerd(at)
-        _start_dockerd(at, image_store, network.prepare(at.bridge))
+        _start_with_network(at, image_store)
     except BaseException:
         stop(at, patience=5.0)
         raise
+
+
+def _start_with_network(at: Places, image_store: str) -> None:
+    """Start dockerd with the best network that it takes: what `iptables` says beforehand is not all that it needs."""
+    nets = network.weaker(network.prepare(at.bridge))
+    for net, next_best in zip(nets, (*nets[1:], None), strict=True):
+        try:
+            _start_dockerd(at, image_store, net)
+        except StartFailed as error:
+            if next_best is None or not network.is_to_blame(error.details):
+                raise
+            log.warn(f"dockerd does not start with {net}: trying {next_best} (log: {at.log})")
+        else:
+            return
 
 
 def _start_containerd(at: Places) -> None:

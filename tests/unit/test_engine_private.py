@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pipeline.contract.exits import Exit
-from pipeline.engine import buildx, errors, flow, leftovers, network, packages, procs, state, wire
+from pipeline.engine import buildx, errors, flow, leftovers, network, packages, private, procs, state, wire
 from pipeline.engine.facts import Answers, Engine, engine_from
 from pipeline.engine.lock import locked
 from pipeline.engine.places import Places, places
@@ -205,6 +205,38 @@ def test_the_network_is_as_good_as_the_host_allows(
     monkeypatch.setattr(network, "_another_engine", lambda: another)
     assert network.prepare("tipx") == expected
     assert (warning in capsys.readouterr().err) is True
+
+
+@pytest.mark.parametrize(
+    ("words", "failing", "another", "used"),
+    [
+        ("Error initializing network controller: iptables v1.8.9 (nf_tables)", {"True tipx"}, False, "False tipx"),
+        ("Error creating default bridge network", {"True tipx", "False tipx"}, False, "False none"),
+        ("Error creating default bridge network", {"True tipx", "False tipx"}, True, None),
+        ("no space left on device", {"True tipx"}, False, None),
+    ],
+)
+def test_dockerd_gets_the_best_network_that_it_takes(
+    words: str, failing: set[str], another: bool, used: str | None, at: Places,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    tried: list[str] = []
+
+    def start(_at: Places, _store: str, net: network.Network) -> None:
+        tried.append(f"{net.nat} {net.bridge or 'none'}")
+        if tried[-1] in failing:
+            raise errors.StartFailed("dockerd ended at once", details=["level=info", words])
+
+    monkeypatch.setattr(private, "_start_dockerd", start)
+    monkeypatch.setattr(network, "prepare", lambda _name: network.Network("tipx", nat=True))
+    monkeypatch.setattr(network, "_another_engine", lambda: another)
+    if used is None:
+        with pytest.raises(errors.StartFailed):
+            private._start_with_network(at, "classic")
+    else:
+        private._start_with_network(at, "classic")
+        assert tried[-1] == used
+        assert "dockerd does not start with bridge tipx, with iptables" in capsys.readouterr().err
 
 
 def test_without_a_bridge_dockerd_is_told_so() -> None:
