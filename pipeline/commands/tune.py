@@ -12,19 +12,17 @@ from pipeline.image.arguments import add_tuning_arguments, request_from
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `tune`."""
     add_tuning_arguments(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="root, key and seconds as JSON on stdout"
-    )
+    parser.add_argument("--json", action="store_true", help="root, key and seconds as JSON on stdout")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Tune, or find the cache in the store; print the cache root."""
     from pipeline import log
-    from pipeline.image.bake import read_manifest
+    from pipeline.image.caches import collect
     from pipeline.image.flow import fill_store
 
     tuned = fill_store(request_from(arguments))
-    manifest = read_manifest(tuned.root)
+    manifest = collect([tuned.root])[0].manifest
     if arguments.json:
         told = {"root": str(tuned.root), "key": manifest.key, "seconds": tuned.seconds, "reused": tuned.reused}
         json.dump({**told, "entries": manifest.entries_per_op()}, sys.stdout, indent=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.image.arguments import seconds
@@ -26,21 +27,21 @@ def execute(arguments: argparse.Namespace) -> int:
     from pipeline.contract.errors import UsageError
     from pipeline.contract.files import write_json
     from pipeline.engine import ensure
+    from pipeline.image.facts import probe
+    from pipeline.image.flow import how_for
+    from pipeline.image.gpus import offered
     from pipeline.image.guard import connected
-    from pipeline.image.verify import VerifyFailed, verify
+    from pipeline.image.verify import VerifyFailed, check_present, verify
 
     if not arguments.image:
         raise UsageError("no image was named", hint="make verify IMAGE=tuned/tiny:…, or `docker images tuned/*`")
     engine = ensure()
     with connected(engine) as client:
-        verdict = verify(
-            client,
-            arguments.image,
-            containerd_store=engine.containerd_store,
-            level=arguments.level,
-            max_wait=float(arguments.startup_max_wait),
-            deep=arguments.deep,
-        )
+        check_present(client, arguments.image)
+        offer = offered(engine)
+        _, gpus = probe(client, arguments.image, offer) if offer.access != "none" else (None, offer)
+        how = how_for(engine, client, arguments.image, max_wait=float(arguments.startup_max_wait), gpus=gpus)
+        verdict = verify(client, arguments.image, replace(how, level=arguments.level, deep=arguments.deep))
     if arguments.out is not None:
         write_json(arguments.out, verdict.to_json())
     if arguments.json:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import copy
 from pathlib import Path
 
-from pipeline import log
+from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import Plan
 from pipeline.planning.arguments import add_arguments, plan_from
+from pipeline.planning.target import Target
 
 from .request import Request
 from .settings import check_image_name, check_previous
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class ChoicesClash(UsageError):
+    """Two options that exclude each other."""
 
 
 def seconds(text: str) -> int:
@@ -22,43 +28,74 @@ def seconds(text: str) -> int:
     return int(text)
 
 
+def _roots(text: str) -> tuple[Path, ...]:
+    return tuple(Path(word.strip()) for word in text.split(",") if word.strip())
+
+
 def add_tuning_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL, the planning options, and what decides how the ranks tune."""
     add_arguments(parser)
-    parser.add_argument("--base-image", default="", metavar="REF", help="build on this image, not on the pinned base")
-    parser.add_argument("--retune", action="store_true", help="tune again although the store has this very cache")
-    parser.add_argument("--previous", type=Path, metavar="DIR", help="let the ranks start from this cache root")
-    parser.add_argument("--timeout", type=seconds, default=300, metavar="S", help="bound of a collective between ranks")
-    parser.add_argument("--store", choices=("classic", "containerd"), default="classic", help="of an engine we start")
-
-
-def _announce(plan: Plan) -> None:
-    pairs = sum(len(op.buckets) for op in plan.ops)
-    log.note(
-        f"{plan.model}: {len(plan.ops)} ops, {pairs} op × bucket pairs, {plan.layout.world} ranks, "
-        f"device {plan.device}, FlashInfer {plan.flashinfer_version}, plan {plan.digest[:12]}"
+    group = parser.add_argument_group("tuning")
+    group.add_argument("--base-image", default="", metavar="REF", help="build on this image, not on the pinned base")
+    group.add_argument(
+        "--accept-base-versions", action="store_true", help="record a base's own versions, do not compare"
     )
-    for left in plan.untuned:
-        log.note(f"not tuned: {left.name}: {left.reason}")
-    for remark in plan.notes:
-        log.note(remark)
+    group.add_argument("--retune", action="store_true", help="tune again although the store has this very cache")
+    group.add_argument("--previous", type=Path, metavar="DIR", help="let the ranks start from this cache root")
+    group.add_argument(
+        "--tune-in", default="", choices=("", "stage", "container", "import"), help="where the ranks run"
+    )
+    group.add_argument("--cache", type=_roots, default=(), metavar="DIR,…", help="bake these caches instead of tuning")
+    group.add_argument("--gpus", default="", metavar="CDI", help="a CDI device, such as nvidia.com/gpu=all")
+    group.add_argument("--require-idle", action="store_true", help="refuse GPUs that other processes use")
+    group.add_argument("--timeout", type=seconds, default=300, metavar="S", help="bound of a collective between ranks")
+    group.add_argument("--tune-max-wait", type=seconds, default=7200, metavar="S", help="bound of the whole tuning")
+    group.add_argument("--strategy", default="", metavar="NAME", help="synchronized, leader, independent or sharded")
+    group.add_argument("--judge", default="", choices=("", "on", "off"), help="judge each choice against the default")
+    group.add_argument("--store", choices=("classic", "containerd"), default="classic", help="of an engine we start")
+
+
+def _tune_options(arguments: argparse.Namespace) -> tuple[str, ...]:
+    words = ["--timeout", str(arguments.timeout)]
+    for name in ("strategy", "judge"):
+        value = getattr(arguments, name)
+        if value:
+            words += [f"--{name}", value]
+    return tuple(words)
 
 
 def request_from(arguments: argparse.Namespace) -> Request:
-    """Check every setting, make the plan and say what will be tuned; nothing was started before this returns."""
+    """Check every setting and make the plan once; nothing was started before this returns."""
     image = getattr(arguments, "image", "")
     check_image_name(image)
+    if arguments.tune_in == "import" and not arguments.cache:
+        raise ChoicesClash("TUNE_IN=import needs CACHE=", hint="CACHE=dir: the root above <flashinfer-version>/")
+    if arguments.cache and (arguments.retune or arguments.tune_in in ("stage", "container")):
+        raise ChoicesClash("CACHE= bakes what was tuned elsewhere, and you asked to tune", hint="leave one of them out")
     previous = check_previous(arguments.previous)
-    plan = plan_from(arguments, ROOT)
-    _announce(plan)
+
+    def plan(target: Target | None, version: str) -> Plan:
+        asked = copy.copy(arguments)
+        if version and not asked.flashinfer_version.strip():
+            asked.flashinfer_version = version
+        return plan_from(asked, ROOT, default=target)
+
+    plan(Target("cuda", "90a") if arguments.device.strip().lower() == "cuda" else None, "")
     return Request(
         root=ROOT,
         plan=plan,
+        device=arguments.device.strip().lower() or ("cuda" if arguments.arch.strip()[:1].isdigit() else ""),
         base_image=arguments.base_image,
+        accept_base_versions=arguments.accept_base_versions,
         image=image,
         retune=arguments.retune,
         previous=previous,
-        timeout=arguments.timeout,
+        caches=arguments.cache,
+        tune_in=arguments.tune_in,
+        tune_options=_tune_options(arguments),
+        gpus=arguments.gpus,
+        require_idle=arguments.require_idle,
         max_wait=float(getattr(arguments, "startup_max_wait", 1200)),
+        max_tune=float(arguments.tune_max_wait),
         store=arguments.store,
     )

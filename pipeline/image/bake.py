@@ -1,52 +1,47 @@
-"""The step `bake`: the final stage, built over the tuned directory, with labels that name the key."""
+"""The step `bake`: the final stage, one layer per key, with labels that name them."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from pipeline.cache.tree import find_keys, load_manifest
-from pipeline.contract.digest import sha256_file
-from pipeline.contract.manifest import Manifest
-from pipeline.contract.places import MANIFEST_FILE
-
-from .buildkit import Builder, Built, Stage
-from .contexts import stage_tuned
+from .buildkit import Built, Stage
+from .caches import Baked
+from .contexts import stage_key
+from .prepare import Prepared
+from .wrap import context_name
 
 PREFIX = "io.github.tuned-image-pipeline"
 
 
-def read_manifest(root: Path) -> Manifest:
-    """The manifest of the one key below a cache root."""
-    return load_manifest(root / str(find_keys(root)[0]) / MANIFEST_FILE)
-
-
-def labels(root: Path, base: str) -> dict[str, str]:
-    """Labels of the finished image: what it is, the key, the plan's and the manifest's digest."""
-    manifest = read_manifest(root)
+def labels(keys: Sequence[Baked], base: str) -> dict[str, str]:
+    """Labels of the finished image: what it is, and for each key its path, plan digest and manifest digest."""
+    plans = [one.manifest.plan for one in keys]
     return {
-        "org.opencontainers.image.title": f"{manifest.plan.model}, tuned",
+        "org.opencontainers.image.title": f"{plans[0].model}, tuned",
         "org.opencontainers.image.base.name": base,
-        f"{PREFIX}.key": manifest.key,
-        f"{PREFIX}.plan": manifest.plan.digest,
-        f"{PREFIX}.manifest": sha256_file(root / manifest.key / MANIFEST_FILE),
-        f"{PREFIX}.flashinfer": manifest.plan.flashinfer_version,
-        f"{PREFIX}.arch": manifest.record.arch,
+        f"{PREFIX}.key": ",".join(str(one.key) for one in keys),
+        f"{PREFIX}.plan": ",".join(plan.digest for plan in plans),
+        f"{PREFIX}.manifest": ",".join(one.manifest_sha256 for one in keys),
+        f"{PREFIX}.flashinfer": plans[0].flashinfer_version,
+        f"{PREFIX}.arch": ",".join(dict.fromkeys(one.key.arch for one in keys)),
     }
 
 
-def bake(
-    builder: Builder, contexts: Mapping[str, Path], arguments: Mapping[str, str], *, root: Path, base: str, home: Path
-) -> Built:
-    """Build `final` with the cache root as the named context `tuned`; the same root gives the same layer."""
-    (home / "contexts").mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home / "contexts", prefix="bake-") as temporary:
-        tuned = stage_tuned(root, Path(temporary) / "tuned")
+def bake(prepared: Prepared, keys: Sequence[Baked]) -> Built:
+    """Build `final` with each key as a named context; the same keys give the same layers."""
+    prepared.staging.folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        staged: dict[str, Path] = {}
+        for at, one in enumerate(keys):
+            folder = tempfile.TemporaryDirectory(dir=prepared.staging.folder, prefix="bake-")
+            staged[context_name(at)] = stage_key(one, Path(stack.enter_context(folder)) / "tuned")
         stage = Stage(
             target="final",
-            contexts={**contexts, "tuned": tuned},
-            arguments=arguments,
-            labels=labels(root, base),
+            contexts={**prepared.contexts, **staged},
+            arguments=prepared.arguments,
+            labels=labels(keys, prepared.base.reference),
         )
-        return builder.build(stage)
+        return prepared.final_builder(len(keys)).build(stage)

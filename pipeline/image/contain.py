@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from pipeline.contract.errors import BuildError
+
+from .gpus import NO_GPUS, Gpus
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
@@ -32,6 +35,7 @@ class Sandbox:
     read_only: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     shm_size: int = 1 << 30
+    gpus: Gpus = NO_GPUS
 
     def options(self) -> dict[str, Any]:
         """The docker SDK's arguments; never any network."""
@@ -42,6 +46,7 @@ class Sandbox:
             "labels": {LABEL: "running"},
             "init": True,  # reaps what a killed launcher leaves behind
         }
+        chosen |= self.gpus.options()
         if self.user:
             chosen["user"] = self.user
         if self.read_only:
@@ -92,23 +97,42 @@ def _remove(client: DockerClient, name: str, *, patience: float) -> None:
             return
 
 
-def run_to_end(client: DockerClient, image: str, command: Sequence[str], sandbox: Sandbox, *, max_wait: float) -> Ended:
-    """Start a container and wait for its end, at most `max_wait` seconds; raise `ContainerTooSlow`."""
+def finish(container: Container, what: str, *, max_wait: float, on_line: Callable[[str], None] | None = None) -> int:
+    """Start a created container and wait for its end, at most `max_wait` seconds; return its exit status.
+
+    `on_line` sees what it prints as it is printed. Raise `ContainerTooSlow` with the end of its log.
+    """
     from requests.exceptions import ConnectionError as Disconnected
     from requests.exceptions import ReadTimeout
 
+    began = time.monotonic()
+    container.start()
+    if on_line is not None:
+        Thread(target=_repeat, args=(container, on_line), daemon=True).start()
+    try:
+        status = int(container.wait(timeout=max_wait)["StatusCode"])
+    except (ReadTimeout, Disconnected) as error:
+        said = container.logs(tail=20).decode(errors="replace").splitlines()
+        raise ContainerTooSlow(
+            f"{what} did not end within {time.monotonic() - began:.0f} s",
+            details=said,
+            hint="raise the bound if the host is slow; the container was removed",
+        ) from error
+    return status
+
+
+def _repeat(container: Container, on_line: Callable[[str], None]) -> None:
+    pending = ""
+    for chunk in container.logs(stream=True, follow=True):
+        *lines, pending = (pending + chunk.decode(errors="replace")).split("\n")
+        for line in lines:
+            on_line(line)
+
+
+def run_to_end(client: DockerClient, image: str, command: Sequence[str], sandbox: Sandbox, *, max_wait: float) -> Ended:
+    """Run a container to its end, at most `max_wait` seconds; raise `ContainerTooSlow`."""
     with created(client, image, command, sandbox) as container:
-        began = time.monotonic()
-        container.start()
-        try:
-            status = int(container.wait(timeout=max_wait)["StatusCode"])
-        except (ReadTimeout, Disconnected) as error:
-            said = container.logs(tail=20).decode(errors="replace").splitlines()
-            raise ContainerTooSlow(
-                f"{' '.join(command[:4])} did not end within {time.monotonic() - began:.0f} s",
-                details=said,
-                hint="raise --startup-max-wait if the host is slow; the container was removed",
-            ) from error
+        status = finish(container, " ".join(command[:4]), max_wait=max_wait)
         stdout = container.logs(stdout=True, stderr=False).decode(errors="replace")
         stderr = container.logs(stdout=False, stderr=True, tail=20).decode(errors="replace").splitlines()
     return Ended(status, stdout, tuple(stderr))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Protocol
 
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.files import write_json
@@ -80,7 +81,14 @@ def stage_previous(previous: Path | None, place: Path) -> Path:
     return settle(place)
 
 
-def stage_tuned(tree: Path, place: Path) -> Path:
-    """Copy a cache root to its whole path below `place`: the context that replaces the stage `tuned`."""
-    shutil.copytree(tree, place / CACHE_ROOT.lstrip("/"))
+class HasPlace(Protocol):
+    """A key's directory that can be copied to its place below a cache root."""
+
+    def copy_below(self, root: Path) -> None:
+        """Copy it."""
+
+
+def stage_key(key: HasPlace, place: Path) -> Path:
+    """Copy one key to its whole path below `place`: the context that becomes its layer."""
+    key.copy_below(place / CACHE_ROOT.lstrip("/"))
     return settle(place)

@@ -1,22 +1,40 @@
-"""What the pipeline must know of a base image before it can choose wheels for it."""
+"""What the pipeline must know of a base image: its Python, its C library, what is installed, and the GPUs it sees."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from pipeline.contract.errors import BuildError, UsageError
+
+from .gpus import Gpu, Gpus
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-# Runs with whatever Python the base has, so it keeps to what every Python 3 knows.
-_PROBE = (
-    "import json,platform,sys,sysconfig;"
-    "print(json.dumps({'python':'%d.%d'%sys.version_info[:2],'machine':platform.machine(),"
-    "'libc':platform.libc_ver(),'implementation':sys.implementation.name}))"
-)
+# Runs with whatever Python the base has, so it keeps to what every Python 3.8 knows.
+_PROBE = r"""
+import json, platform, shutil, subprocess, sys
+from importlib import metadata
+def version(name):
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+def smi(query):
+    if shutil.which("nvidia-smi") is None:
+        return []
+    done = subprocess.run(["nvidia-smi", query, "--format=csv,noheader,nounits"], stdout=subprocess.PIPE, text=True)
+    return [[c.strip() for c in l.split(",")] for l in done.stdout.splitlines()] if done.returncode == 0 else []
+print(json.dumps({
+    "python": "%d.%d" % sys.version_info[:2], "machine": platform.machine(), "libc": platform.libc_ver(),
+    "packages": {n: version(n) for n in ("torch", "flashinfer-python")},
+    "gpus": smi("--query-gpu=name,uuid,compute_cap,memory.used,driver_version,mig.mode.current"),
+    "processes": smi("--query-compute-apps=gpu_uuid,pid,process_name,used_memory"),
+}))
+"""
 
 
 class BaseWithoutPython(UsageError):
@@ -33,12 +51,21 @@ class ProbeFailed(BuildError):
 
 @dataclass(frozen=True)
 class BaseFacts:
-    """`image_id` as the engine knows it; `python` such as `3.11`; `glibc` (major, minor); `machine` as uname says."""
+    """`image_id` as the engine knows it; `python` such as `3.11`; `glibc` (major, minor); `machine` as uname says.
+
+    `packages` holds the versions of torch and flashinfer-python that the base brings, empty text where it has none.
+    """
 
     image_id: str
     python: str
     machine: str
     glibc: tuple[int, int]
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the base brings torch and FlashInfer, so that nothing need be installed on it."""
+        return bool(self.packages.get("torch")) and bool(self.packages.get("flashinfer-python"))
 
     def platforms(self) -> tuple[str, ...]:
         """Wheel platform tags that this base accepts, newest first (PEP 600, and the three older aliases)."""
@@ -51,23 +78,29 @@ class BaseFacts:
         return (*tags, f"linux_{self.machine}")
 
 
-def read_facts(client: DockerClient, image: str) -> BaseFacts:
-    """Start one container of `image` without network and ask its Python; raise one of the errors above."""
+def probe(client: DockerClient, image: str, offer: Gpus) -> tuple[BaseFacts, Gpus]:
+    """Start one container of `image`, without network and with the GPUs on offer, and ask; raise one of the above."""
     from docker.errors import APIError, ContainerError
 
     image_id = str(client.images.get(image).id)
     try:
         output = client.containers.run(
-            image, ["-c", _PROBE], entrypoint="python3", network_mode="none", remove=True, stderr=False
+            image,
+            ["-c", _PROBE],
+            entrypoint="python3",
+            network_mode="none",
+            remove=True,
+            stderr=False,
+            **offer.options(),
         )
-        told = json.loads(output)
-    except (ContainerError, APIError, ValueError) as error:
+        told: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    except (ContainerError, APIError, ValueError, IndexError) as error:
         if "executable file not found" in str(error) or "no such file" in str(error).lower():
             raise BaseWithoutPython(
                 f"base image {image} has no python3",
                 hint="choose a BASE_IMAGE with Python 3, or leave BASE_IMAGE out",
             ) from error
-        raise ProbeFailed(f"a container of base image {image} did not answer: {error}") from error
+        raise ProbeFailed(f"a container of base image {image} did not answer: {str(error)[:300]}") from error
     name, version = told["libc"]
     if name != "glibc":
         raise BaseWithoutGlibc(
@@ -75,4 +108,17 @@ def read_facts(client: DockerClient, image: str) -> BaseFacts:
             hint="torch and FlashInfer publish glibc (manylinux) wheels only; choose a Debian or Ubuntu base",
         )
     major, minor = (int(part) for part in version.split(".")[:2])
-    return BaseFacts(image_id, told["python"], told["machine"], (major, minor))
+    facts = BaseFacts(image_id, told["python"], told["machine"], (major, minor), told["packages"])
+    return facts, read_gpus(told, offer)
+
+
+def read_gpus(told: Mapping[str, Any], offer: Gpus) -> Gpus:
+    """What nvidia-smi said inside the container; no GPUs where it is missing or failed."""
+    rows = [row for row in told.get("gpus", ()) if len(row) == 6]
+    gpus = tuple(
+        Gpu(row[0], row[1], row[2], int(row[3]) if row[3].isdecimal() else 0, mig=row[5] == "Enabled") for row in rows
+    )
+    processes = tuple(
+        f"process {row[1]} ({row[2]}) holds {row[3]} MiB" for row in told.get("processes", ()) if len(row) == 4
+    )
+    return Gpus(offer.access, offer.device, rows[0][4] if rows else "", gpus, processes)

@@ -1,11 +1,13 @@
-"""`pipeline image`, end to end: prepare → tuner → tuned (or the store) → final → verify → tag."""
+"""`pipeline image`, end to end: prepare → tuner → tuned (or the store, or imported) → final → verify → tag."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline import log
 from pipeline.contract.errors import PipelineError
@@ -14,18 +16,31 @@ from pipeline.contract.manifest import Manifest
 from pipeline.contract.verdict import Verdict
 from pipeline.home import cache_home
 
-from . import store
-from .bake import bake, read_manifest
+from . import device, store
+from .bake import bake
 from .buildkit import Built, Stage
+from .caches import Baked, collect
+from .choose import choose, filler
 from .guard import connected
 from .outcome import Clock, Outcome, log_file
-from .prepare import Prepared, prepare, previous_digest
+from .prepare import Prepared, prepare
+from .present import is_present
 from .request import Request, default_name
-from .tuning import StageTuning, tune
-from .verify import VerifyFailed, verify
+from .staging import tree_digest
+from .tuning import tune
+from .verify import How, VerifyFailed, verify
 
 if TYPE_CHECKING:
     from pipeline.engine import Engine
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """What will be baked, the seconds that tuning it took, and whether the store had it."""
+
+    keys: tuple[Baked, ...]
+    seconds: float
+    reused: bool
 
 
 def _known_tuner(home: Path, digest: str) -> str:
@@ -41,6 +56,7 @@ def _tuned(request: Request, prepared: Prepared, clock: Clock, logfile: Path, *,
     found = store.take(prepared.home, _inputs(request, prepared, tuner)) if tuner else None
     if found is not None:
         return found
+    way = choose(request, prepared)
     with clock.measure("build tuner"), log.step("build the tuner image"):
         built = prepared.builder.build(Stage("tuner", contexts=prepared.contexts, arguments=prepared.arguments))
     inputs = _inputs(request, prepared, built.config_digest)
@@ -48,60 +64,89 @@ def _tuned(request: Request, prepared: Prepared, clock: Clock, logfile: Path, *,
     found = None if request.retune else store.take(prepared.home, inputs)
     if found is not None:
         return found
-    world = request.plan.layout.world
-    how = StageTuning(prepared.builder, prepared.contexts, prepared.arguments, request.timeout)
+    world = prepared.plan.layout.world
     with clock.measure("tune"), log.step(f"tune on {world} rank{'s' if world > 1 else ''} in lock-step"):
-        return tune(how, inputs, prepared.home, logfile)
+        return tune(filler(way, request, prepared, built.image_id), inputs, prepared.home, logfile)
 
 
 def _inputs(request: Request, prepared: Prepared, tuner: str) -> store.Inputs:
     return store.Inputs(
-        plan=request.plan.digest,
+        plan=prepared.plan.digest,
         tuner=tuner,
         device=prepared.device,
-        options={"timeout": request.timeout, "seed": request.plan.seed},
-        previous=previous_digest(request.previous),
+        options={"tune": list(request.tune_options), "seed": prepared.plan.seed},
+        previous=tree_digest(request.previous),
     )
+
+
+def _keys(request: Request, prepared: Prepared, clock: Clock, logfile: Path, *, trust_memory: bool) -> _Keys:
+    if request.caches:
+        with log.step("judge the imported caches"):
+            return _Keys(collect(request.caches), 0.0, reused=True)
+    tuned = _tuned(request, prepared, clock, logfile, trust_memory=trust_memory)
+    return _Keys(collect([tuned.root]), tuned.seconds, tuned.reused)
+
+
+def _verdict_file(home: Path, built: Built) -> Path:
+    return home / "verdicts" / f"{built.config_digest.replace(':', '-')}.json"
 
 
 def _recalled(home: Path, built: Built) -> Verdict | None:
     """The passing replay verdict that this very image got earlier."""
-    place = home / "verdicts" / f"{built.config_digest.replace(':', '-')}.json"
     with contextlib.suppress(OSError, ValueError, PipelineError):
-        verdict = Verdict.from_json(json.loads(place.read_text(encoding="utf-8")))
+        verdict = Verdict.from_json(json.loads(_verdict_file(home, built).read_text(encoding="utf-8")))
         if verdict.result == "pass" and verdict.level == "replay" and verdict.config_digest == built.config_digest:
             return verdict
     return None
 
 
-def _judge(engine: Engine, request: Request, prepared: Prepared, built: Built, clock: Clock) -> Verdict:
+def _judge(request: Request, prepared: Prepared, built: Built, clock: Clock) -> Verdict:
     verdict = _recalled(prepared.home, built)
     if verdict is not None:
         return verdict
     with clock.measure("verify"):
-        verdict = verify(
-            prepared.client,
-            built.image_id,
-            containerd_store=engine.containerd_store,
-            level="replay",
-            max_wait=request.max_wait,
-        )
-    write_json(prepared.home / "verdicts" / f"{built.config_digest.replace(':', '-')}.json", verdict.to_json())
+        verdict = verify(prepared.client, built.image_id, verify_how(prepared, request.max_wait))
+    write_json(_verdict_file(prepared.home, built), verdict.to_json())
     if verdict.result != "pass":
         raise VerifyFailed(verdict)
     return verdict
+
+
+def verify_how(prepared: Prepared, max_wait: float) -> How:
+    """Verify on the device that was prepared for: its processor, or its GPUs."""
+    cpu = prepared.device if prepared.plan.device == "cpu" else {}
+    names = tuple(gpu.name for gpu in prepared.gpus.gpus)
+    return How(
+        level="replay",
+        max_wait=max_wait,
+        containerd_store=prepared.engine.containerd_store,
+        present=lambda manifest: is_present(manifest, processor=cpu, gpus=names),
+        gpus=prepared.gpus,
+    )
+
+
+def how_for(engine: Engine, client: Any, image: str, *, max_wait: float, gpus: Any) -> How:  # noqa: ANN401 - the SDK's client
+    """Verify an image that was not built in this run: the processor is read, the GPUs were probed by the caller."""
+    cpu = device.read_processor(client, image, local=engine.local)
+    names = tuple(gpu.name for gpu in gpus.gpus)
+    return How(
+        level="replay",
+        max_wait=max_wait,
+        containerd_store=engine.containerd_store,
+        present=lambda manifest: is_present(manifest, processor=cpu, gpus=names),
+        gpus=gpus,
+    )
 
 
 def fill_store(request: Request) -> store.Tuned:
     """Everything up to the tuned cache in the host's store: what `pipeline tune` does."""
     from pipeline.engine import ensure
 
-    clock = Clock()
     logfile = log_file(cache_home(), "tune")
     engine = ensure(store=request.store)
     with connected(engine) as client:
         prepared = prepare(request, engine, client, logfile)
-        return _tuned(request, prepared, clock, logfile, trust_memory=True)
+        return _tuned(request, prepared, Clock(), logfile, trust_memory=True)
 
 
 def build_image(request: Request) -> Outcome:
@@ -115,26 +160,27 @@ def build_image(request: Request) -> Outcome:
     with connected(engine) as client:
         with clock.measure("prepare"):
             prepared = prepare(request, engine, client, logfile)
-        tuned = _tuned(request, prepared, clock, logfile, trust_memory=True)
-        built = _bake(prepared, tuned, clock)
-        if tuned.reused and _recalled(prepared.home, built) is None:
+        baked = _keys(request, prepared, clock, logfile, trust_memory=True)
+        built = _bake(prepared, baked.keys, clock)
+        if baked.reused and not request.caches and _recalled(prepared.home, built) is None:
             # The image is not the one that was verified, so its tuner may not be the one that tuned: ask BuildKit.
-            tuned = _tuned(request, prepared, clock, logfile, trust_memory=False)
-            built = _bake(prepared, tuned, clock)
-        verdict = _judge(engine, request, prepared, built, clock)
-        manifest = read_manifest(tuned.root)
+            baked = _keys(request, prepared, clock, logfile, trust_memory=False)
+            built = _bake(prepared, baked.keys, clock)
+        verdict = _judge(request, prepared, built, clock)
+        manifests = tuple(one.manifest for one in baked.keys)
         image = client.images.get(built.image_id)
-        repository, tag = _split(request.image or _name(manifest))
+        repository, tag = _split(request.image or _name(manifests))
+        if verdict.level != "replay":
+            tag += "-unverified"
         image.tag(repository, tag)
         return Outcome(
             image=f"{repository}:{tag}",
             config_digest=built.config_digest,
             image_id=built.image_id,
-            key=manifest.key,
-            manifest=manifest,
+            manifests=manifests,
             verdict=verdict,
-            tune_seconds=tuned.seconds,
-            reused=tuned.reused,
+            tune_seconds=baked.seconds,
+            reused=baked.reused,
             size=int(image.attrs.get("Size", 0)),
             cache_diff_id=verdict.cache_diff_id,
             steps=tuple(clock.steps),
@@ -143,23 +189,18 @@ def build_image(request: Request) -> Outcome:
         )
 
 
-def _bake(prepared: Prepared, tuned: store.Tuned, clock: Clock) -> Built:
+def _bake(prepared: Prepared, keys: Sequence[Baked], clock: Clock) -> Built:
     with clock.measure("bake"), log.step("bake the cache into the last layer"):
-        return bake(
-            prepared.builder,
-            prepared.contexts,
-            prepared.arguments,
-            root=tuned.root,
-            base=prepared.base.reference,
-            home=prepared.home,
-        )
+        return bake(prepared, keys)
 
 
-def _name(manifest: Manifest) -> str:
-    gpus = manifest.record.host.gpus
-    device = gpus[0].removeprefix("NVIDIA ") if gpus else manifest.record.arch
-    hashed = manifest.key.rpartition("/")[2]
-    return default_name(manifest.plan.model, manifest.plan.layout.tp, device, manifest.plan.flashinfer_version, hashed)
+def _name(manifests: tuple[Manifest, ...]) -> str:
+    first = manifests[0]
+    gpus = [m.record.host.gpus[0].removeprefix("NVIDIA ") if m.record.host.gpus else m.record.arch for m in manifests]
+    hashed = first.key.rpartition("/")[2]
+    return default_name(
+        first.plan.model, first.plan.layout.tp, "-".join(dict.fromkeys(gpus)), first.plan.flashinfer_version, hashed
+    )
 
 
 def _split(name: str) -> tuple[str, str]:

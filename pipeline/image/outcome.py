@@ -22,8 +22,7 @@ class Outcome:
     image: str
     config_digest: str
     image_id: str
-    key: str
-    manifest: Manifest
+    manifests: tuple[Manifest, ...]
     verdict: Verdict
     tune_seconds: float
     reused: bool
@@ -39,9 +38,10 @@ class Outcome:
             "image": self.image,
             "config_digest": self.config_digest,
             "image_id": self.image_id,
-            "key": self.key,
-            "entries": sum(self.manifest.entries_per_op().values()),
-            "ranks": len(self.manifest.ranks),
+            "key": self.manifests[0].key,
+            "keys": [manifest.key for manifest in self.manifests],
+            "entries": sum(sum(manifest.entries_per_op().values()) for manifest in self.manifests),
+            "ranks": len(self.manifests[0].ranks),
             "tune_seconds": self.tune_seconds,
             "reused": self.reused,
             "size_bytes": self.size,

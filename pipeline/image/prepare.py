@@ -1,32 +1,41 @@
-"""Everything before tuning: engine, base, wheels, contexts. Each step finds its result when it is there already."""
+"""Everything before tuning: base, GPUs, plan, wheels, contexts. Each step finds its result when it is there already."""
 
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import log
-from pipeline.contract.digest import sha256_bytes, sha256_file, sha256_json
+from pipeline.contract.digest import sha256_bytes, sha256_json
+from pipeline.contract.errors import DriftError, UsageError
 from pipeline.contract.files import write_json
+from pipeline.contract.plan import Plan
 from pipeline.home import cache_home
-from pipeline.versions import load
+from pipeline.planning.target import Target
+from pipeline.versions import Versions, load
 
 from . import base as bases
 from . import contexts, device, wheels
 from .buildkit import Builder
-from .facts import BaseFacts, read_facts
+from .facts import BaseFacts, probe
+from .gpus import Gpus, NoGpu, check, offered
 from .request import Request
-from .wrap import Runs, read_runs, write_dockerfile
+from .staging import Staging, code_content, tree_digest
+from .wrap import Runs, finished_dockerfile, read_runs
 
 if TYPE_CHECKING:
     from docker import DockerClient
     from pipeline.engine import Engine
 
-PACKAGE = Path(__file__).resolve().parent.parent
+
+class BaseIncomplete(UsageError):
+    """GPU images are built on a base that brings torch and FlashInfer."""
+
+
+class BaseVersionsDiffer(DriftError):
+    """The base brings another FlashInfer or torch than versions.json names."""
 
 
 @dataclass(frozen=True)
@@ -34,99 +43,146 @@ class Prepared:
     """What the builds need. `digest` covers all that decides the tuner image and what tuning it would find."""
 
     client: DockerClient
+    engine: Engine
     builder: Builder
+    template: bytes
+    runs: Runs
     base: bases.Base
+    gpus: Gpus
     device: dict[str, Any]
+    plan: Plan
     contexts: dict[str, Path]
     arguments: dict[str, str]
+    staging: Staging
     home: Path
     digest: str
 
-
-def previous_digest(previous: Path | None) -> str:
-    """sha256 over the files of an earlier cache root; empty when there is none."""
-    if previous is None:
-        return ""
-    files = sorted(p for p in previous.rglob("*") if p.is_file())
-    return sha256_json({str(p.relative_to(previous)): sha256_file(p) for p in files})
-
-
-def _staged(home: Path, name: str, content: object, make: Callable[[Path], Path]) -> Path:
-    """A staged context addressed by what it is made from; made beside its place and renamed into it."""
-    place = home / "contexts" / f"{name}-{sha256_json([contexts.STAGING, content])[:24]}"
-    if place.is_dir():
-        return place
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".staging-") as temporary:
-        made = make(Path(temporary) / "made")
-        try:
-            made.rename(place)
-        except OSError:
-            if not place.is_dir():  # another run staged the same
-                raise
-    return place
+    def final_builder(self, keys: int) -> Builder:
+        """The builder whose Dockerfile ends with a layer for each key and with what the image runs."""
+        data = finished_dockerfile(self.template, self.runs, keys=keys)
+        return Builder(
+            self.builder.environment, self.staging.file("Dockerfile", data), self.builder.empty, self.builder.log
+        )
 
 
-def _code_content(package: Path) -> dict[str, str]:
-    names = [package / name for name in contexts.SHIPPED_MODULES]
-    for room in contexts.SHIPPED_ROOMS:
-        names += [p for p in (package / room).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
-    return {str(path.relative_to(package)): sha256_file(path) for path in sorted(names)}
-
-
-def _base_facts(client: DockerClient, base: bases.Base, home: Path) -> BaseFacts:
-    place = home / "base" / f"{base.image_id.replace(':', '-')}.json"
-    if place.is_file():
+def _probed(client: DockerClient, base: bases.Base, offer: Gpus, home: Path) -> tuple[BaseFacts, Gpus]:
+    """Facts of a base, remembered by its id; with GPUs it is asked each time, since those change."""
+    place = home / "base" / f"{base.image_id.replace(':', '-')}-2.json"
+    if offer.access == "none" and place.is_file():
         told = json.loads(place.read_text(encoding="utf-8"))
-        return BaseFacts(told["image_id"], told["python"], told["machine"], tuple(told["glibc"]))
-    facts = read_facts(client, base.reference)
-    write_json(place, asdict(facts))
-    return facts
+        return BaseFacts(**{**told, "glibc": tuple(told["glibc"])}), offer
+    facts, gpus = probe(client, base.reference, offer)
+    if offer.access == "none":
+        write_json(place, asdict(facts))
+    return facts, gpus
 
 
-def _dockerfile(template: Path, runs: Runs, home: Path) -> Path:
-    content = sha256_json([sha256_file(template), runs.wrapped()])
-    return write_dockerfile(template, runs, home / "contexts" / f"Dockerfile-{content[:24]}")
+def _announce(plan: Plan) -> None:
+    pairs = sum(len(op.buckets) for op in plan.ops)
+    log.note(
+        f"{plan.model}: {len(plan.ops)} ops, {pairs} op × bucket pairs, {plan.layout.world} ranks, "
+        f"device {plan.device}, FlashInfer {plan.flashinfer_version}, plan {plan.digest[:12]}"
+    )
+    for left in plan.untuned:
+        log.note(f"not tuned: {left.name}: {left.reason}")
+    for remark in plan.notes:
+        log.note(remark)
+
+
+def _check_versions(facts: BaseFacts, versions: Versions, request: Request) -> None:
+    want = {"flashinfer-python": versions["FLASHINFER_VERSION"], "torch": versions["TORCH_VERSION"]}
+    differ = [
+        f"{name} {facts.packages[name]}, versions.json says {version}"
+        for name, version in want.items()
+        if facts.packages[name].partition("+")[0] != version
+    ]
+    if differ and not request.accept_base_versions:
+        raise BaseVersionsDiffer(
+            f"{request.base_image} brings {'; '.join(differ)}",
+            hint="--accept-base-versions (ACCEPT_BASE_VERSIONS=1) records the base's own versions and goes on",
+        )
+    for line in differ:
+        log.note(f"base versions accepted: {line}")
+
+
+def _offer(request: Request, engine: Engine) -> Gpus:
+    if request.device == "cpu":
+        return Gpus()
+    offer = offered(engine, wanted=request.gpus)
+    if request.device == "cuda" and offer.access == "none" and not request.caches:
+        raise NoGpu(
+            f"DEVICE=cuda, and the engine at {engine.host} offers no GPU",
+            hint="install NVIDIA's container toolkit there (`nvidia-ctk cdi generate`); or tune where there is a GPU "
+            "and import with CACHE=; or DEVICE=cpu",
+        )
+    return offer
+
+
+def _target(request: Request, facts: BaseFacts, gpus: Gpus) -> Target | None:
+    """The GPU to plan for, where there is one and the base can use it; None plans for the CPU, or what was asked."""
+    if request.device == "cuda" and not facts.complete:
+        raise BaseIncomplete(
+            f"{request.base_image or 'the default base'} has no torch and FlashInfer, which DEVICE=cuda builds upon",
+            hint="BASE_IMAGE=vllm/vllm-openai:<version>, or any image with both",
+        )
+    if gpus.gpus and facts.complete and request.device != "cpu":
+        return Target("cuda", gpus.gpus[0].arch)
+    return None
 
 
 def prepare(request: Request, engine: Engine, client: DockerClient, logfile: Path) -> Prepared:
-    """Find or make the base, the wheelhouse and the staged contexts."""
-    from pipeline.engine.buildx import environment
-
+    """Find or make the base, the plan, the wheelhouse and the staged contexts."""
     home = cache_home()
     versions = load(request.root)
-    requirements = request.root / "requirements" / "image-cpu.txt"
+    offer = _offer(request, engine)
     base = bases.obtain(
         client, wanted=request.base_image, default=versions["BASE_IMAGE"], suite=versions["DEBIAN_SUITE"],
         home=home, logfile=logfile,
     )  # fmt: skip
     log.note(f"base: {base.reference} ({base.origin})")
-    dockerfile = _dockerfile(request.root / "docker" / "Dockerfile", read_runs(client, base.reference), home)
-    house = wheels.fill(requirements, _base_facts(client, base, home), home, logfile)
-    code = _code_content(PACKAGE)
-    previous = previous_digest(request.previous)
-    plan = request.plan
+    facts, gpus = _probed(client, base, offer, home)
+    if facts.complete:
+        _check_versions(facts, versions, request)
+    target = _target(request, facts, gpus)
+    plan = request.plan(target, facts.packages.get("flashinfer-python", "") if facts.complete else "")
+    _announce(plan)
+    if plan.device == "cuda" and not request.caches:
+        for line in check(gpus, plan.layout.world, require_idle=request.require_idle):
+            log.warn(line)
+    staging = Staging(home)
+    name = "Dockerfile.overlay" if facts.complete else "Dockerfile"
+    template = (request.root / "docker" / name).read_bytes()
     staged = {
-        "wheels": house.path,
-        "code": _staged(home, "code", code, lambda p: contexts.stage_code(PACKAGE, p)),
-        "plan": _staged(home, "plan", plan.to_json(), lambda p: contexts.stage_plan(plan, p)),
-        "previous": _staged(home, "previous", previous, lambda p: contexts.stage_previous(request.previous, p)),
+        "code": staging.code(),
+        "modules": staging.empty(),
+        "plan": staging.plan(plan),
+        "previous": staging.previous(request.previous),
     }
-    here = device.read_processor(client, base.reference, local=engine.host.startswith("unix://"))
-    arguments = {"BASE_IMAGE": base.reference, "SOURCE_DATE_EPOCH": str(contexts.FIXED_TIME)}
-    empty = _staged(home, "empty", "", lambda p: contexts.stage_previous(None, p))
+    house = ""
+    if not facts.complete:
+        filled = wheels.fill(request.root / "requirements" / "image-cpu.txt", facts, home, logfile)
+        staged["wheels"], house = filled.path, filled.digest
+    here = gpus.facts() if plan.device == "cuda" else device.read_processor(client, base.reference, local=engine.local)
     decides = {
-        "base": base.image_id, "wheels": house.digest, "code": code, "plan": plan.to_json(), "previous": previous,
-        "dockerfile": sha256_bytes(dockerfile.read_bytes()), "device": here, "timeout": request.timeout,
-        "engine": engine.host,
+        "base": base.image_id, "wheels": house, "code": code_content(), "plan": plan.to_json(), "device": here,
+        "previous": tree_digest(request.previous), "dockerfile": sha256_bytes(template),
+        "options": request.tune_options, "engine": engine.host,
     }  # fmt: skip
+    from pipeline.engine.buildx import environment
+
     return Prepared(
         client=client,
-        builder=Builder(environment(engine), dockerfile, empty, logfile),
+        engine=engine,
+        builder=Builder(environment(engine), staging.file("Dockerfile", template), staging.empty(), logfile),
+        template=template,
+        runs=read_runs(client, base.reference),
         base=base,
+        gpus=gpus,
         device=here,
+        plan=plan,
         contexts=staged,
-        arguments=arguments,
+        arguments={"BASE_IMAGE": base.reference, "SOURCE_DATE_EPOCH": str(contexts.FIXED_TIME)},
+        staging=staging,
         home=home,
         digest=sha256_json(decides),
     )

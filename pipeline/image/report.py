@@ -14,21 +14,23 @@ def _size(count: int) -> str:
 
 def rows(outcome: Outcome) -> list[tuple[str, str]]:
     """Label and value, in the order in which they are shown."""
-    manifest = outcome.manifest
-    tuned = f"{outcome.tune_seconds:.1f} s on {len(manifest.ranks)} ranks"
-    if outcome.reused:
-        tuned += ", taken from the store: not tuned again"
+    table = [("image", outcome.image), ("size", _size(outcome.size))]
+    for manifest in outcome.manifests:
+        entries = ", ".join(f"{op} {count}" for op, count in manifest.entries_per_op().items())
+        table += [("key", manifest.key), ("entries", f"{entries} ({len(manifest.ranks)} ranks)")]
+    if outcome.reused and not outcome.tune_seconds:
+        tuned = "imported: tuned elsewhere"
+    else:
+        tuned = f"{outcome.tune_seconds:.1f} s" + (", in the store already: not tuned again" if outcome.reused else "")
     checks = outcome.verdict.checks
+    said = f"{checks.get('hits', 0)} of {checks.get('replayed calls', 0)} calls hit"
+    verified = (
+        f"replay: {said}" if outcome.verdict.level == "replay" else "static only: NOT REPLAYED on the key's device"
+    )
     return [
-        ("image", outcome.image),
-        ("size", _size(outcome.size)),
-        ("key", outcome.key),
-        ("entries", ", ".join(f"{op} {n}" for op, n in manifest.entries_per_op().items())),
+        *table,
         ("tune time", tuned),
-        (
-            "verified",
-            f"{outcome.verdict.level}: {checks.get('hits', 0)} of {checks.get('replayed calls', 0)} calls hit",
-        ),
+        ("verified", verified),
         ("cache layer", outcome.cache_diff_id),
         ("config digest", outcome.config_digest),
     ]
@@ -50,8 +52,9 @@ def show(outcome: Outcome) -> None:
     else:
         for label, value in table:
             sys.stderr.write(f"{label:<14} {value}\n")
-    if outcome.manifest.substitutions:
+    first = outcome.manifests[0]
+    if first.substitutions:
         sys.stderr.write("note: tuned on CPU ranks, which prove the pipeline; a CPU cache is of no use to a GPU\n")
     host = "" if outcome.docker_host == "unix:///var/run/docker.sock" else f"DOCKER_HOST={outcome.docker_host} "
-    command = ["docker", "run", "--rm", outcome.image, "python3", "-m", "pipeline.tune.replay", "--key", outcome.key]
+    command = ["docker", "run", "--rm", outcome.image, "python3", "-m", "pipeline.tune.replay", "--key", first.key]
     sys.stderr.write(f"try it: {host}{shlex.join(command)}\n")

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pipeline.contract.plan import Plan
+from pipeline.planning.target import Target
+
+TuneIn = Literal["", "stage", "container", "import"]
 
 
 @dataclass(frozen=True)
 class Request:
-    """One `pipeline image`. `root` is the checkout; `timeout` and `max_wait` are seconds; empty strings mean unset."""
+    """One `pipeline image`. `root` is the checkout; `timeout`, `max_wait`, `max_tune` are seconds; empty means unset.
+
+    `plan` makes the plan for a target, and for a FlashInfer version where the base brings its own; it was
+    called once already, so what can be wrong with the model or the options was said before any work.
+    """
 
     root: Path
-    plan: Plan
+    plan: Callable[[Target | None, str], Plan]
+    device: str = ""  # cpu, cuda, or empty: cuda where the engine has GPUs and the base has FlashInfer
     base_image: str = ""
+    accept_base_versions: bool = False
     image: str = ""
     retune: bool = False
     previous: Path | None = None
-    timeout: int = 300
+    caches: tuple[Path, ...] = ()
+    tune_in: TuneIn = ""
+    tune_options: tuple[str, ...] = ()  # for `python -m pipeline.tune`
+    gpus: str = ""  # a CDI device name
+    require_idle: bool = False
     max_wait: float = 1200.0
+    max_tune: float = 7200.0
     store: str = "classic"
 
 

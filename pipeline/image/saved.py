@@ -30,11 +30,11 @@ class ExportUnreadable(CacheRefused):
 
 @dataclass(frozen=True)
 class SavedImage:
-    """`config_digest` is the image's identity; `last_layer` names what its last layer holds, None when it is large."""
+    """`config_digest` is the image's identity; `last`: files in each of its last layers, None for a large one."""
 
     config_digest: str
     diff_ids: tuple[str, ...]
-    last_layer: tuple[str, ...] | None
+    last: tuple[tuple[str, ...] | None, ...]
 
 
 class _Stream(io.RawIOBase):
@@ -60,8 +60,8 @@ class _Stream(io.RawIOBase):
         return count
 
 
-def read_saved(client: DockerClient, image: str) -> SavedImage:
-    """Stream the export of `image`; raise `ExportUnreadable` when its parts do not fit together."""
+def read_saved(client: DockerClient, image: str, *, count: int = 1) -> SavedImage:
+    """Stream the export of `image` and list its last `count` layers, the topmost first; raise `ExportUnreadable`."""
     small: dict[str, bytes] = {}
     chunks = client.images.get(image).save(chunk_size=1024 * 1024)
     with tarfile.open(fileobj=io.BufferedReader(_Stream(chunks), 1024 * 1024), mode="r|") as tar:
@@ -77,8 +77,9 @@ def read_saved(client: DockerClient, image: str) -> SavedImage:
         raise ExportUnreadable(
             f"the engine's export of {image} cannot be read: {error!r}", hint="Docker Engine 25 or newer is needed"
         ) from error
-    last = small.get(listed["Layers"][-1])
-    return SavedImage("sha256:" + sha256_bytes(config), diff_ids, _layer_names(last, diff_ids[-1]))
+    pairs = list(zip(listed["Layers"], diff_ids, strict=True))[-count:]
+    names = tuple(_layer_names(small.get(blob), diff_id) for blob, diff_id in reversed(pairs))
+    return SavedImage("sha256:" + sha256_bytes(config), diff_ids, names)
 
 
 def _layer_names(blob: bytes | None, diff_id: str) -> tuple[str, ...] | None:

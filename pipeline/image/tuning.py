@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import secrets
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import log
 from pipeline.cache.store import check_root
 from pipeline.contract.errors import CacheRefused, PipelineError, TuningError, UsageError
 from pipeline.contract.exits import Exit
 from pipeline.contract.places import CACHE_ROOT, FAILURE_FILE
 
-from .buildkit import Builder, Stage
+from .fill import Filler
 from .store import Inputs, Tuned, keep
 
 
@@ -48,32 +44,7 @@ class TunedBadly(CacheRefused):
     """The tuned stage left a cache that must not be baked."""
 
 
-@dataclass(frozen=True)
-class StageTuning:
-    """Tune as a RUN step of the build. `attempt` ARGs make a failed step unreachable in the build cache."""
-
-    builder: Builder
-    contexts: Mapping[str, Path]
-    arguments: Mapping[str, str]
-    timeout: int
-
-    def fill(self, place: Path) -> None:
-        """Run the ranks; `place` then holds what the stage `tuned` holds."""
-        stage = Stage(
-            target="tuned",
-            contexts=self.contexts,
-            arguments={**self.arguments, "TUNE_ATTEMPT": secrets.token_hex(8), "TUNE_TIMEOUT": str(self.timeout)},
-            output=place,
-        )
-        self.builder.build(stage, on_line=_progress)
-
-
-def _progress(line: str) -> None:
-    if line.strip() and not line.startswith("{"):  # the tuner's own result, which the manifest holds in full
-        log.note(f"│ {line.rstrip()}")
-
-
-def tune(how: StageTuning, inputs: Inputs, home: Path, logfile: Path) -> Tuned:
+def tune(how: Filler, inputs: Inputs, home: Path, logfile: Path) -> Tuned:
     """Tune, judge, keep. Raise `TuningFailed` with what each rank said, or `TunedBadly` with every finding."""
     began = time.monotonic()
     (home / "contexts").mkdir(parents=True, exist_ok=True)

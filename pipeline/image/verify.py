@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import log
 from pipeline.cache.archive import safe_extract
 from pipeline.cache.store import check_root
+from pipeline.cache.tree import Stored
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import CacheRefused, UsageError
 from pipeline.contract.manifest import Manifest
@@ -22,7 +23,9 @@ from pipeline.contract.places import CACHE_ROOT, ENV_WORKSPACE, MANIFEST_FILE
 from pipeline.contract.verdict import Level, Verdict
 
 from .contain import Sandbox, created, run_to_end
-from .identity import Identity, identify
+from .gpus import NO_GPUS, Gpus
+from .identity import identify
+from .layers import strangers
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -31,7 +34,7 @@ _ANYBODY = "65532:65532"  # a user that no image knows: no name, no home
 
 # Who replays, and where it may write. The workspace is the one place that FlashInfer must be able to write to.
 SANDBOXES: Mapping[str, Sandbox] = {
-    "root": Sandbox(),
+    "root": Sandbox(user="0:0"),
     "another user": Sandbox(user=_ANYBODY, environment={ENV_WORKSPACE: "/tmp/workspace"}),  # noqa: S108 - in the container
     "read-only root": Sandbox(user=_ANYBODY, read_only=True, environment={ENV_WORKSPACE: "/tmp/workspace"}),  # noqa: S108
 }
@@ -65,14 +68,24 @@ class _Sheet:
         self.checks[name] = self.checks.get(name, 0) + number
 
 
-def verify(
-    client: DockerClient, image: str, *, containerd_store: bool, level: Level, max_wait: float, deep: bool = False
-) -> Verdict:
-    """Return the verdict on `image`; a failing one is returned too, so that it can be written down.
+@dataclass(frozen=True)
+class How:
+    """How to verify: the wanted level, the bound of each replay in seconds, and how the layers are looked at.
 
-    `deep` lists the last layer's files from the engine's export instead of comparing its size with the cache's.
-    Raise `ImageMissing`, or `ContainerTooSlow` when a replay outlives `max_wait` seconds.
+    `present` answers whether a key's device is here; a key whose device is elsewhere is not replayed, and the verdict's
+    level is then `static` whatever was wanted.
     """
+
+    level: Level
+    max_wait: float
+    containerd_store: bool
+    present: Callable[[Manifest], bool]
+    gpus: Gpus = NO_GPUS
+    deep: bool = False
+
+
+def check_present(client: DockerClient, image: str) -> None:
+    """Raise `ImageMissing` unless the engine has the image."""
     from docker.errors import ImageNotFound
 
     try:
@@ -81,22 +94,32 @@ def verify(
         raise ImageMissing(
             f"there is no image {image} in the engine", hint="`docker images` lists what there is"
         ) from error
+
+
+def verify(client: DockerClient, image: str, how: How) -> Verdict:
+    """Return the verdict on `image`; a failing one is returned too, so that it can be written down.
+
+    Raise `ImageMissing`, or `ContainerTooSlow` when a replay outlives its bound.
+    """
+    check_present(client, image)
     sheet = _Sheet()
-    identity = identify(client, image, containerd_store=containerd_store, deep=deep)
     with tempfile.TemporaryDirectory(prefix="verify-") as temporary:
-        root = Path(temporary) / "root"
         with log.step("read the cache out of the image"):
-            manifest, manifest_sha = _static(client, image, identity, root, sheet)
-    if level == "replay" and manifest is not None and not sheet.findings:
-        for who in SANDBOXES:
-            with log.step(f"replay on {len(manifest.ranks)} ranks as {who}"):
-                _replay(client, image, manifest, who=who, sheet=sheet, max_wait=max_wait)
+            keys = _read_keys(client, image, Path(temporary) / "root", sheet)
+        count = max(1, len(keys))
+        identity = identify(client, image, count=count, containerd_store=how.containerd_store, deep=how.deep)
+        if keys:
+            sheet.findings += strangers(identity, keys)
+        manifests = [(stored, stored.manifest) for stored in keys if stored.manifest is not None]
+        sheet.count("covered", sum(len(manifest.covered) for _, manifest in manifests))
+        hashes = [sha256_file(stored.path / MANIFEST_FILE) for stored, _ in manifests]
+    level = _replay_all(client, image, how, [manifest for _, manifest in manifests], sheet)
     return Verdict(
         config_digest=identity.config_digest,
         cache_diff_id=identity.diff_ids[-1],
-        manifest_sha256=manifest_sha,
-        key=manifest.key if manifest else "",
-        device=_device(manifest),
+        manifest_sha256=",".join(hashes),
+        key=",".join(manifest.key for _, manifest in manifests),
+        device=", ".join(dict.fromkeys(device_name(manifest) for _, manifest in manifests)),
         level=level,
         result="fail" if sheet.findings else "pass",
         checks=sheet.checks,
@@ -104,16 +127,13 @@ def verify(
     )
 
 
-def _device(manifest: Manifest | None) -> str:
-    if manifest is None:
-        return ""
+def device_name(manifest: Manifest) -> str:
+    """The GPU's or processor's name that a key was tuned on."""
     host = manifest.record.host
-    return ", ".join(dict.fromkeys(host.gpus)) if host.gpus else str(host.cpu.get("model", ""))
+    return ", ".join(dict.fromkeys(host.gpus)) if host.gpus else str(host.cpu.get("model", "unknown"))
 
 
-def _static(
-    client: DockerClient, image: str, identity: Identity, root: Path, sheet: _Sheet
-) -> tuple[Manifest | None, str]:
+def _read_keys(client: DockerClient, image: str, root: Path, sheet: _Sheet) -> tuple[Stored, ...]:
     from docker.errors import NotFound
 
     with created(client, image, ["true"], Sandbox()) as container:
@@ -121,42 +141,33 @@ def _static(
             chunks, _ = container.get_archive(CACHE_ROOT)
         except NotFound:
             sheet.findings.append(f"{CACHE_ROOT}: the image has no tuned cache")
-            return None, ""
+            return ()
         safe_extract(chunks, root, strip=1)
     tree, findings = check_root(root)
     sheet.findings += [str(finding) for finding in findings]
     sheet.count("keys", len(tree.keys))
-    _last_layer(identity, root, sheet)
-    if not tree.keys or tree.keys[0].manifest is None:
-        return None, ""
-    manifest = tree.keys[0].manifest
-    sheet.count("covered", len(manifest.covered))
-    return manifest, sha256_file(tree.keys[0].path / MANIFEST_FILE)
+    return tree.keys
 
 
-def _last_layer(identity: Identity, root: Path, sheet: _Sheet) -> None:
-    if identity.last_size is not None:
-        content = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
-        sheet.count("bytes in the last layer", identity.last_size)
-        if identity.last_size != content:
-            sheet.findings.append(
-                f"the last layer weighs {identity.last_size} bytes, the cache {content}: it is not alone"
-            )
-        return
-    if identity.last_names is None:
-        sheet.findings.append("the last layer is far larger than a cache: something was built on top of it")
-        return
-    sheet.count("files in the last layer", len(identity.last_names))
-    inside = CACHE_ROOT.lstrip("/") + "/"
-    strangers = [name for name in identity.last_names if not name.startswith(inside)]
-    sheet.findings += [f"the last layer holds /{name}, which is no part of the cache" for name in strangers[:5]]
-    if not identity.last_names:
-        sheet.findings.append("the last layer is empty")
+def _replay_all(client: DockerClient, image: str, how: How, manifests: list[Manifest], sheet: _Sheet) -> Level:
+    """Replay every key whose device is here; return the level that this amounts to."""
+    if how.level == "static" or sheet.findings or not manifests:
+        return "static"
+    level: Level = "replay"
+    for manifest in manifests:
+        if not how.present(manifest):
+            log.warn(f"NOT REPLAYED: no {device_name(manifest)} here ({manifest.key})")
+            level = "static"
+            continue
+        for who in SANDBOXES:
+            with log.step(f"replay on {len(manifest.ranks)} ranks as {who}"):
+                _replay(client, image, manifest, who=who, sheet=sheet, how=how)
+    return level
 
 
-def _replay(client: DockerClient, image: str, manifest: Manifest, *, who: str, sheet: _Sheet, max_wait: float) -> None:
+def _replay(client: DockerClient, image: str, manifest: Manifest, *, who: str, sheet: _Sheet, how: How) -> None:
     command = ["python3", "-m", "pipeline.tune.replay", "--key", manifest.key]
-    ended = run_to_end(client, image, command, SANDBOXES[who], max_wait=max_wait)
+    ended = run_to_end(client, image, command, replace(SANDBOXES[who], gpus=how.gpus), max_wait=how.max_wait)
     try:
         told: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-from pipeline.contract.files import write_whole
 
 from .contexts import ENTRY_POINT
 
@@ -49,7 +46,12 @@ def read_runs(client: DockerClient, image: str) -> Runs:
     )
 
 
-def write_dockerfile(template: Path, runs: Runs, place: Path) -> Path:
-    """Write the committed Dockerfile with the wrapped lines at its end; unchanged means untouched."""
-    write_whole(place, template.read_bytes() + runs.wrapped().encode())
-    return place
+def finished_dockerfile(template: bytes, runs: Runs, *, keys: int) -> bytes:
+    """The committed Dockerfile with a layer for each key after the first, and what the image runs, at its end."""
+    more = "".join(f"COPY --link --from={context_name(at)} / /\n" for at in range(1, keys))
+    return template + more.encode() + runs.wrapped().encode()
+
+
+def context_name(at: int) -> str:
+    """The named context of the key with this index; the first replaces the stage `tuned`."""
+    return "tuned" if at == 0 else f"tuned-{at}"

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,3 +27,68 @@ def engine() -> Engine:
         if os.environ.get("CI") != "true" and os.geteuid() != 0:
             pytest.skip(f"{error.message}; {error.hint}")
         raise
+
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "tuned-test/tiny:two"
+
+
+@dataclass(frozen=True)
+class Done:
+    status: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    def json(self) -> dict[str, Any]:
+        return json.loads(self.stdout)
+
+
+@pytest.fixture(scope="session")
+def client(engine: Any) -> Iterator[Any]:
+    from pipeline.engine import connect
+
+    made = connect(engine)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache home of our own, so that the store is empty, with the wheels and base facts that are there already."""
+    from pipeline.home import cache_home
+
+    own = tmp_path_factory.mktemp("home")
+    shared = cache_home()
+    (own / "tuned-image-pipeline").mkdir()
+    (shared / "wheels").mkdir(parents=True, exist_ok=True)
+    (own / "tuned-image-pipeline" / "wheels").symlink_to(shared / "wheels")
+    return own
+
+
+@pytest.fixture(scope="session")
+def pipeline(engine: Any, home: Path) -> Any:
+    def run(*words: str, env: dict[str, str] | None = None, timeout: float = 900) -> Done:
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline", *words],
+            cwd=ROOT,
+            env={**os.environ, "DOCKER_HOST": engine.host, "XDG_CACHE_HOME": str(home), **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return Done(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def built(pipeline: Any, client: Any) -> Iterator[dict[str, Any]]:
+    done = pipeline("image", "tiny", "--tp", "2", "--image", NAME, "--json")
+    assert done.status == 0, done.stderr
+    outcome = done.json()
+    outcome["stderr"] = done.stderr
+    yield outcome
+    client.images.remove(NAME, force=True)

@@ -1,0 +1,82 @@
+"""Caches to bake: each key becomes a layer of its own, wherever it was tuned."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.cache.difference import Side, difference
+from pipeline.cache.store import check_root
+from pipeline.cache.tree import Stored
+from pipeline.contract.digest import sha256_file
+from pipeline.contract.errors import CacheRefused, UsageError
+from pipeline.contract.key import Key
+from pipeline.contract.manifest import Manifest
+from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
+
+_SHOWN = 20
+
+
+class CachesRefused(CacheRefused):
+    """CACHE= holds something that must not be baked; nothing was baked."""
+
+
+class CacheMissing(UsageError):
+    """CACHE= names a directory that is not there."""
+
+
+@dataclass(frozen=True)
+class Baked:
+    """One key to bake: where its directory lies on the host, and its manifest."""
+
+    key: Key
+    path: Path
+    manifest: Manifest
+
+    @property
+    def manifest_sha256(self) -> str:
+        """sha256 of manifest.json as it lies there."""
+        return sha256_file(self.path / MANIFEST_FILE)
+
+    def copy_below(self, root: Path) -> None:
+        """Copy the key's directory to its place below a cache root."""
+        shutil.copytree(self.path, root / str(self.key))
+
+
+def collect(roots: Sequence[Path]) -> tuple[Baked, ...]:
+    """Judge every cache root and return its keys, sorted. Raise `CachesRefused` with every reason of every root."""
+    findings: list[str] = []
+    found: dict[Key, Stored] = {}
+    for root in roots:
+        if not root.is_dir():
+            raise CacheMissing(f"{root} is not a directory", hint="CACHE takes roots above <flashinfer-version>/")
+        tree, wrong = check_root(root)
+        findings += [f"{root}: {finding}" for finding in wrong]
+        for stored in tree.keys:
+            if stored.key in found:
+                findings += _clash(found[stored.key], stored)
+            else:
+                found[stored.key] = stored
+    if findings:
+        raise CachesRefused(
+            f"{len(findings)} reasons against these caches: {findings[0]}",
+            details=findings[:_SHOWN],
+            hint="nothing was baked; `pipeline cache diff A B` compares two, `pipeline tune` makes one again",
+        )
+    pairs = sorted(found.items())
+    return tuple(Baked(key, stored.path, stored.manifest) for key, stored in pairs if stored.manifest is not None)
+
+
+def _clash(one: Stored, two: Stored) -> list[str]:
+    """The same key twice is fine when the contents are the same, else each differing entry is a finding."""
+    if sha256_file(one.path / CACHE_FILE) == sha256_file(two.path / CACHE_FILE):
+        return []
+    if one.file is None or two.file is None:  # unreadable ones have findings of their own
+        return []
+    told = difference(Side.of(str(one.path), one.file, one.manifest), Side.of(str(two.path), two.file, two.manifest))
+    return [
+        f"{one.key} is in two roots with different contents",
+        *(f"    {row.line()}" for row in told.differ[:_SHOWN]),
+    ]

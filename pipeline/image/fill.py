@@ -1,0 +1,185 @@
+"""Three ways to fill the directory that the stage `tuned` stands for; the same final image each time.
+
+    stage       a RUN step of the build: BuildKit's, with a GPU `RUN --device`; or the classic builder's, where the
+                engine's default runtime gives every container the GPUs (BuildKit ignores that runtime)
+    container   the tuner image as a container with the engine's GPUs, its directory copied out
+    import      a cache that was tuned elsewhere: nothing is filled, see `caches`
+
+Each writes `failure.json` instead of a cache when the ranks fail, and ends without an error of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import secrets
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pipeline import log
+from pipeline.cache.archive import safe_extract
+from pipeline.contract.errors import BuildError
+from pipeline.contract.places import CACHE_ROOT
+
+from .buildkit import Builder, Stage
+from .contain import LABEL, Sandbox, created, finish
+from .gpus import Gpus
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+WORKSPACE = "/tmp/workspace"  # noqa: S108 - inside the image
+_PREVIOUS = "/previous"
+_OUT = "/out"
+
+
+class ClassicStageFailed(BuildError):
+    """The classic builder could not run the tuning step."""
+
+
+class Filler(Protocol):
+    """Fills `place` with what the stage `tuned` holds."""
+
+    def fill(self, place: Path) -> None:
+        """Run the ranks."""
+
+
+def command(options: Sequence[str]) -> list[str]:
+    """What runs in the image, in every way of filling; the Dockerfile's RUN says the same."""
+    words = ["python3", "-m", "pipeline.tune", "/opt/tuning/plan.json", _OUT, "--stage"]
+    return [*words, "--previous", _PREVIOUS, *options]
+
+
+def progress(line: str) -> None:
+    """Repeat a line of the ranks; the tuner's own result, which the manifest holds in full, is left out."""
+    if line.strip() and not line.startswith("{"):
+        log.note(f"│ {line.rstrip()}")
+
+
+@dataclass(frozen=True)
+class StageFiller:
+    """BuildKit's RUN step. A new TUNE_ATTEMPT each time keeps a failed step out of the build cache."""
+
+    builder: Builder
+    contexts: Mapping[str, Path]
+    arguments: Mapping[str, str]
+    options: Sequence[str]
+
+    def fill(self, place: Path) -> None:
+        """Build the stage `tuned` and let its files fall into `place`."""
+        attempt = {"TUNE_ATTEMPT": secrets.token_hex(8), "TUNE_OPTIONS": " ".join(self.options)}
+        stage = Stage("tuned", contexts=self.contexts, arguments={**self.arguments, **attempt}, output=place)
+        self.builder.build(stage, on_line=progress)
+
+
+@dataclass(frozen=True)
+class ClassicFiller:
+    """The classic builder's RUN step, through the SDK: it alone honours the engine's default runtime."""
+
+    client: DockerClient
+    tuner: str
+    previous: Path
+    options: Sequence[str]
+    shm_size: int = 1 << 30
+
+    def dockerfile(self) -> str:
+        """The Dockerfile of the one step; the attempt is part of it, so that nothing is found in a cache."""
+        words = " ".join(command(self.options))
+        return (
+            f"FROM {self.tuner}\nUSER root\nCOPY previous {_PREVIOUS}\n"
+            f"RUN : attempt {secrets.token_hex(8)} && FLASHINFER_WORKSPACE_BASE={WORKSPACE} {words}\n"
+        )
+
+    def fill(self, place: Path) -> None:
+        """Build the step, copy the directory out of its image, and remove that image."""
+        with self._built() as image, created(self.client, image, ["true"], Sandbox()) as container:
+            chunks, _ = container.get_archive(_OUT)
+            safe_extract(chunks, place / CACHE_ROOT.lstrip("/"), strip=1)
+
+    @contextmanager
+    def _built(self) -> Iterator[str]:
+        tag = f"{LABEL}/tuning:{secrets.token_hex(8)}"
+        try:
+            follow(
+                self.client.api.build(
+                    fileobj=_context(self.dockerfile(), self.previous), custom_context=True, tag=tag, rm=True,
+                    forcerm=True, nocache=True, network_mode="none", shmsize=self.shm_size, decode=True,
+                    labels={LABEL: "tuning"},
+                ),
+                progress,
+            )  # fmt: skip
+            yield tag
+        finally:
+            self.client.api.remove_image(tag, force=True) if _there(self.client, tag) else None
+
+
+@dataclass(frozen=True)
+class ContainerFiller:
+    """The tuner image as a container with the engine's GPUs."""
+
+    client: DockerClient
+    tuner: str
+    previous: Path
+    options: Sequence[str]
+    gpus: Gpus
+    max_wait: float
+
+    def fill(self, place: Path) -> None:
+        """Run it, stream what the ranks say, copy the directory out; the container is removed whatever happens."""
+        sandbox = Sandbox(user="0:0", environment={"FLASHINFER_WORKSPACE_BASE": WORKSPACE}, gpus=self.gpus)
+        with created(self.client, self.tuner, command(self.options), sandbox) as container:
+            container.put_archive("/", _folder(self.previous, _PREVIOUS.lstrip("/")))
+            finish(container, "tuning", max_wait=self.max_wait, on_line=progress)
+            chunks, _ = container.get_archive(_OUT)
+            safe_extract(chunks, place / CACHE_ROOT.lstrip("/"), strip=1)
+
+
+def _there(client: DockerClient, tag: str) -> bool:
+    from docker.errors import ImageNotFound
+
+    try:
+        client.images.get(tag)
+    except ImageNotFound:
+        return False
+    return True
+
+
+def _folder(folder: Path, name: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        tar.add(folder, arcname=name)
+    return buffer.getvalue()
+
+
+def _context(dockerfile: str, previous: Path) -> io.BytesIO:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        data = dockerfile.encode()
+        info = tarfile.TarInfo("Dockerfile")
+        info.size = len(data)
+        tar.addfile(info, io.BytesIO(data))
+        tar.add(previous, arcname="previous")
+    buffer.seek(0)
+    return buffer
+
+
+def follow(events: Iterator[dict[str, Any]], on_line: Callable[[str], None]) -> None:
+    """Read the classic builder's stream to its end; raise `ClassicStageFailed` with its last lines on an error."""
+    said: list[str] = []
+    pending = ""
+    for event in events:
+        if "error" in event:
+            raise ClassicStageFailed(
+                f"the tuning step did not build: {str(event['error']).strip()[:300]}",
+                details=said[-20:],
+                hint="TUNE_IN=container runs the same in a container",
+            )
+        pending += str(event.get("stream", ""))
+        *lines, pending = pending.split("\n")
+        for line in lines:
+            said.append(line)
+            if not line.startswith((" --->", "Step ", "Removing intermediate")):
+                on_line(line)
