@@ -25,6 +25,7 @@ from pipeline.contract.verdict import Level, Verdict
 from .contain import Sandbox, created, run_to_end
 from .gpus import NO_GPUS, Gpus
 from .identity import identify
+from .labels import KEY as KEY_LABEL
 from .layers import strangers
 
 if TYPE_CHECKING:
@@ -106,10 +107,11 @@ def verify(client: DockerClient, image: str, how: How) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="verify-") as temporary:
         with log.step("read the cache out of the image"):
             keys = _read_keys(client, image, Path(temporary) / "root", sheet)
-        count = max(1, len(keys))
+        own = _own(client, image, keys)
+        count = max(1, len(own))
         identity = identify(client, image, count=count, containerd_store=how.containerd_store, deep=how.deep)
-        if keys:
-            sheet.findings += strangers(identity, keys)
+        if own:
+            sheet.findings += strangers(identity, own)
         manifests = [(stored, stored.manifest) for stored in keys if stored.manifest is not None]
         sheet.count("covered", sum(len(manifest.covered) for _, manifest in manifests))
         hashes = [sha256_file(stored.path / MANIFEST_FILE) for stored, _ in manifests]
@@ -147,6 +149,13 @@ def _read_keys(client: DockerClient, image: str, root: Path, sheet: _Sheet) -> t
     sheet.findings += [str(finding) for finding in findings]
     sheet.count("keys", len(tree.keys))
     return tree.keys
+
+
+def _own(client: DockerClient, image: str, keys: tuple[Stored, ...]) -> tuple[Stored, ...]:
+    """The keys that were baked with this image, by its label; others came with its base and lie further down."""
+    named = str(client.images.get(image).labels.get(KEY_LABEL, "")).split(",")
+    own = tuple(stored for stored in keys if str(stored.key) in named)
+    return own or keys
 
 
 def _replay_all(client: DockerClient, image: str, how: How, manifests: list[Manifest], sheet: _Sheet) -> Level:

@@ -86,7 +86,7 @@ class Own:
         pid = procs.read_pid(pid_file)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        wait(lambda: not procs.command_line(pid))
+        wait(lambda: not procs.alive(pid))
 
     def nothing_is_left(self) -> None:
         folders = (self.at.root, self.at.run)

@@ -19,8 +19,12 @@ SMALL = ("--tp", "2", "--buckets", "1,4", "--ops", "qkv")
 @pytest.fixture(scope="module")
 def serving(client: Any, built: dict[str, Any]) -> Iterator[str]:
     """Somebody's serving image: torch and FlashInfer inside, with its own user, entry point, label and environment."""
-    container = client.containers.create(built["image_id"], ["true"])
+    container = client.containers.create(
+        built["image_id"], ["rm", "-rf", "/opt/flashinfer_autotune_cache"], entrypoint=[], user="0:0"
+    )
     try:
+        container.start()
+        container.wait()
         container.commit(
             "tuned-test/serving",
             "base",

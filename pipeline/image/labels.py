@@ -1,0 +1,24 @@
+"""The labels of a finished image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .caches import Baked
+
+PREFIX = "io.github.tuned-image-pipeline"
+KEY = f"{PREFIX}.key"
+
+
+def labels(keys: Sequence[Baked], base: str) -> dict[str, str]:
+    """What the image is, and for each key its path, plan digest and manifest digest, separated by commas."""
+    plans = [one.manifest.plan for one in keys]
+    return {
+        "org.opencontainers.image.title": f"{plans[0].model}, tuned",
+        "org.opencontainers.image.base.name": base,
+        KEY: ",".join(str(one.key) for one in keys),
+        f"{PREFIX}.plan": ",".join(plan.digest for plan in plans),
+        f"{PREFIX}.manifest": ",".join(one.manifest_sha256 for one in keys),
+        f"{PREFIX}.flashinfer": plans[0].flashinfer_version,
+        f"{PREFIX}.arch": ",".join(dict.fromkeys(one.key.arch for one in keys)),
+    }
