@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipeline.run import run
 
-from .procs import PROC, all_pids, command_line, parent
+from .procs import PROC, alive, all_pids, command_line, parent
 
 _PROGRAMS = {
     "dockerd",
@@ -68,10 +68,6 @@ def processes(folders: Sequence[Path]) -> tuple[int, ...]:
     return tuple(sorted(found - {os.getpid()}))
 
 
-def _alive(pid: int) -> bool:
-    return bool(command_line(pid))
-
-
 def end(pids: Sequence[int], sign: signal.Signals, patience: float) -> tuple[int, ...]:
     """Send a signal and wait up to `patience` seconds; return those that are still there."""
     for pid in pids:
@@ -79,7 +75,7 @@ def end(pids: Sequence[int], sign: signal.Signals, patience: float) -> tuple[int
             os.kill(pid, sign)
     deadline = time.monotonic() + patience
     left = tuple(pids)
-    while left := tuple(p for p in left if _alive(p)):
+    while left := tuple(p for p in left if alive(p)):
         if time.monotonic() >= deadline:
             break
         time.sleep(0.05)

@@ -163,7 +163,7 @@ def _wait(program: str, ready: Callable[[], bool], pid_file: Path, output: Path)
         waited = time.monotonic() - began
         pid = procs.read_pid(pid_file)
         # start-stop-daemon returns before its child has written the pid file and become the program.
-        gone = waited > _DETACH if pid is None else not procs.command_line(pid)
+        gone = waited > _DETACH if pid is None else not procs.alive(pid)
         if gone or waited > _START:
             what = "ended at once" if gone else f"was not ready within {_START:.0f} s"
             raise StartFailed(f"{program} {what}", details=_tail(output), log=str(output))

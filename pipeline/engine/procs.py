@@ -36,12 +36,23 @@ def all_pids() -> tuple[int, ...]:
     return tuple(sorted(int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()))
 
 
+def _stat(pid: int) -> tuple[str, ...]:
+    """The fields of /proc/PID/stat from the state on (proc(5)); empty when the process is gone."""
+    with contextlib.suppress(OSError):
+        # The field before, the name, is in parentheses and may hold anything.
+        return tuple((PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split())
+    return ()
+
+
 def parent(pid: int) -> int:
     """The id of a process's parent, 0 when the process is gone."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        # The second field, the name, is in parentheses and may hold anything (proc(5)).
-        return int((PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-    return 0
+    fields = _stat(pid)
+    return int(fields[1]) if len(fields) > 1 else 0
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: a zombie does not. (A command line does not tell: it is empty during an exec.)"""
+    return _stat(pid)[:1] not in {(), ("Z",), ("X",)}
 
 
 def running_pid(at: Places) -> int | None:

@@ -80,7 +80,7 @@ def test_a_pid_file_counts_only_while_that_very_program_runs(at: Places, named: 
     assert procs.running_pid(at) == ours.pid
     ours.kill()
     deadline = time.monotonic() + 10
-    while procs.command_line(ours.pid) and time.monotonic() < deadline:
+    while procs.alive(ours.pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert procs.running_pid(at) is None  # a zombie: dead, and nobody has asked for its status yet
 
