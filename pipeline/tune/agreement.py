@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.contract.digest import canonical_json
-from pipeline.contract.errors import TuningError
+from pipeline.contract.errors import TuningError, UsageError
 
 _SHOWN = 160  # characters of a value in a message
 
@@ -19,6 +19,10 @@ class RanksDiffer(TuningError):
 
 class TacticsDiffer(TuningError):
     """Ranks hold different tactics for one key."""
+
+
+class GpuShared(UsageError):
+    """Two ranks run on one GPU."""
 
 
 class EntryElsewhere(TuningError):
@@ -72,10 +76,26 @@ def agree(said: Sequence[Mapping[str, Any]], when: str) -> None:
         )
 
 
+def one_gpu_each(facts: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `GpuShared` naming two ranks with one GPU; `facts` holds rank, host and uuid (empty on a CPU) of each."""
+    seen: dict[tuple[str, str], int] = {}
+    for fact in facts:
+        other = seen.setdefault((fact["host"], fact["uuid"]), fact["rank"])
+        if fact["uuid"] and other != fact["rank"]:
+            raise GpuShared(
+                f"rank {fact['rank']} is on the GPU of rank {other}: {fact['uuid']}",
+                hint="give each rank a GPU of its own, or allow it with --share-gpu: their times then mean nothing",
+            )
+
+
 def merge(
-    results: Sequence[RankResult], holders: Sequence[Sequence[int]]
+    results: Sequence[RankResult],
+    holders: Sequence[Sequence[int]] | None,
+    hint: str = "nothing was saved; the ranks did not tune in step",
 ) -> tuple[dict[str, Held], dict[str, tuple[int, ...]]]:
     """Join the entries of all ranks; `holders[i]` lists the ranks that hold op `i` of the plan.
+
+    Without `holders` an entry belongs to the ranks that say they used it. `hint` is for `TacticsDiffer`.
 
     Returns the union and, for entries that not every rank holds, their owners. Raises `TacticsDiffer` where two
     ranks answer one key differently, `EntryElsewhere` where a rank lacks an entry of an op that it holds.
@@ -100,19 +120,21 @@ def merge(
         raise TacticsDiffer(
             f"rank {rank} chose another tactic than rank {first[key]} for {key}",
             details=[line for _, _, line in differ],
-            hint="nothing was saved; the ranks did not tune in step",
+            hint=hint,
         )
     _placed(results, holders, owners)
     everyone = {result.rank for result in results}
     return union, {key: tuple(sorted(ranks)) for key, ranks in owners.items() if ranks != everyone}
 
 
-def _placed(results: Sequence[RankResult], holders: Sequence[Sequence[int]], owners: Mapping[str, set[int]]) -> None:
+def _placed(
+    results: Sequence[RankResult], holders: Sequence[Sequence[int]] | None, owners: Mapping[str, set[int]]
+) -> None:
     due: dict[str, set[int]] = {}
     for result in results:
         for op, keys in result.used.items():
             for key in keys:
-                due.setdefault(key, set()).update(holders[op])
+                due.setdefault(key, set()).update((result.rank,) if holders is None else holders[op])
     lines = [
         f"{key}: held by rank {_ranks(owners.get(key, set()))}, the plan assigns it to rank {_ranks(ranks)}"
         for key, ranks in due.items()

@@ -14,6 +14,7 @@ from pipeline.contract.plan import OpPlan, Plan
 
 from . import flashinfer_api
 from .ops import Case
+from .strategy import weights
 from .tuner import Lookup, ObservedTuner, Sample
 
 if TYPE_CHECKING:
@@ -90,13 +91,13 @@ class Measured:
     def row(self, op: OpPlan, bucket: int, lookup: Lookup) -> Covered:
         """The manifest's row for a bucket that `lookup` answered."""
         tried = self._samples.get((op.name, lookup.custom_op, lookup.profile), [])
-        note = _note(tried)
+        note = _note(tried, least_ms(op, bucket))
         if not tried:  # another op of the plan has the same key, and was tuned first
             tried = next((s for key, s in self._samples.items() if key[1:] == (lookup.custom_op, lookup.profile)), [])
             note = "tuned with another op of the same key" if tried else ""
         earlier = self._earlier.get(lookup.key)
         if not tried and earlier is not None:
-            return replace(earlier, op=op.name, bucket=bucket, note="taken up from an earlier cache")
+            return replace(earlier, op=op.name, bucket=bucket)
         times = [s.time_ms for s in tried if (s.runner, s.tactic) == (lookup.runner, lookup.tactic)]
         return Covered(
             op=op.name,
@@ -116,11 +117,38 @@ class Measured:
         errors = sorted({s.error for s in tried if s.error})
         if not tried:
             return "nothing was measured"
+        if not any(isfinite(s.time_ms) for s in tried):
+            there = f": {'; '.join(errors[:3])}" if errors else ", none of them on this rank"
+            return f"each of {len(tried)} tactics failed on some rank{there}"
         return f"{len(tried)} tactics were tried, {len(errors) or 'none'} failed here: {'; '.join(errors[:3])}"
 
 
-def _note(tried: Sequence[Sample]) -> str:
-    alive = [s for s in tried if isfinite(s.time_ms)]
+ONE_CANDIDATE = "one candidate: nothing to choose from"
+MEASURED_NOTHING = "profiling measured nothing"
+_DOUBTFUL = (ONE_CANDIDATE, MEASURED_NOTHING)
+_FLOPS = 2e16  # per second: more than any single device does in any format
+
+
+def least_ms(op: OpPlan, bucket: int) -> float:
+    """A time that no device can beat for an op's multiplications at a token count, in milliseconds."""
+    return 2e3 * bucket * weights(op) / _FLOPS
+
+
+def _note(tried: Sequence[Sample], least: float) -> str:
+    """What is odd about the candidates of one bucket."""
+    alive = [s.time_ms for s in tried if isfinite(s.time_ms)]
     if len(alive) == 1:
-        return "one candidate: nothing to choose from"
-    return "the clock measured nothing" if all(s.time_ms == 0 for s in alive) else ""
+        return ONE_CANDIDATE
+    if alive and (max(alive) == 0 or max(alive) < least):
+        return f"{MEASURED_NOTHING}: every tactic took {max(alive):.3g} ms, the work needs {least:.3g} ms at least"
+    return ""
+
+
+def doubtful(rows: Sequence[Covered]) -> list[str]:
+    """One line for each op whose choice is none, with the buckets it concerns."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        for why in _DOUBTFUL:
+            if row.note.startswith(why):
+                found.setdefault((row.op, why), []).append(row.bucket)
+    return [f"{op} at {', '.join(map(str, buckets))} tokens: {why}" for (op, why), buckets in found.items()]

@@ -8,7 +8,7 @@ error, since tuning from nothing is always right; it is said, and written into t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.cache.judge import judge
@@ -18,6 +18,8 @@ from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.manifest import Covered
 from pipeline.contract.record import Record
+
+TAKEN_UP = "taken up from an earlier cache"
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ def find_earlier(root: Path | None, record: Record) -> Earlier:
             notes.append(f"the earlier cache {one.key} was not taken up: it changed while it was read")
             continue
         taken = f"took up {len(one.manifest.covered)} buckets from the earlier cache {one.key}"
-        return Earlier(data, sha256_bytes(data), one.manifest.covered, (*notes, taken))
+        rows = tuple(replace(row, note=TAKEN_UP) for row in one.manifest.covered)
+        return Earlier(data, sha256_bytes(data), rows, (*notes, taken))
     return Earlier(notes=tuple(notes))
 
 

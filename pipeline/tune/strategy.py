@@ -136,8 +136,11 @@ def _cost(plan: Plan, index: int, bucket: int) -> float:
 
 
 def weights(op: OpPlan) -> int:
-    """The elements of weights that one token meets: `n·k` of a GEMM, three matrices of `top_k` experts of an MoE."""
+    """The elements of weights that one token meets: `n·k` of a GEMM, of an MoE three matrices of each expert
+    that it is sent to on this rank.
+    """
     if "n" in op.shape:
         return prod(op.shape.get(name, 1) for name in ("n", "k"))
-    experts = op.shape.get("top_k", 1)
-    return 3 * experts * prod(max(1, op.shape.get(name, 1)) for name in ("hidden", "intermediate"))
+    experts = op.shape.get("experts", 1)
+    here = op.shape.get("top_k", 1) * op.shape.get("local_experts", experts) / experts
+    return max(1, int(3 * here * prod(op.shape.get(name, 1) for name in ("hidden", "intermediate"))))

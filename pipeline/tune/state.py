@@ -1,0 +1,152 @@
+"""What an interrupted run leaves: one file for each finished piece of work, written whole, taken up by the next run.
+
+    DIR/<terms>-<buckets>.json     entries and manifest rows of some buckets of one op
+
+`<terms>` is a digest of all that decides a choice: the op, the environment, the strategy, the options. A file whose
+terms are not those of this run is left alone. The leader reads and judges, and every rank gets what it broadcasts; a
+file that is damaged is refused and said. A run that ends well removes its files: they are no cache, and the next
+tuning that is asked for must measure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.contract.digest import sha256_json
+from pipeline.contract.errors import UsageError
+from pipeline.contract.files import write_json
+from pipeline.contract.manifest import Covered
+from pipeline.contract.plan import OpPlan, Plan
+
+from .agreement import Held, RankResult, merge
+from .strategy import INDEPENDENT
+
+if TYPE_CHECKING:
+    from .session import Session
+
+SCHEMA = 1
+_LIMIT = 64 << 20  # bytes of a file
+_FILES = 10_000
+TAKEN_UP = "taken up from an interrupted run"
+
+
+class StateUnusable(UsageError):
+    """The directory of `--state` cannot be used."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the leader found: entries by file key, their rows, and what is to be said about it."""
+
+    entries: Mapping[str, Held] = field(default_factory=dict)
+    covered: tuple[Covered, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def open_state(place: Path) -> Path:
+    """Make the directory; raise `StateUnusable`."""
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateUnusable(f"--state {place}: {error.strerror}", hint="name a writable directory") from error
+    return place.resolve()
+
+
+def terms(plan: Plan, op: OpPlan, deciding: Mapping[str, Any]) -> str:
+    """The digest of what decides how an op is tuned. Buckets and ranks stay out: they say how much, not how."""
+    meaning = {name: value for name, value in op.meaning().items() if name not in ("buckets", "ranks")}
+    return sha256_json([SCHEMA, meaning, plan.round_up, plan.seed, dict(deciding)])[:32]
+
+
+def find_kept(place: Path | None, plan: Plan, deciding: Mapping[str, Any]) -> Kept:
+    """Everything sound below `place` that belongs to this plan and environment; later files win over earlier ones."""
+    if place is None:
+        return Kept()
+    names = {terms(plan, op, deciding): op.name for op in plan.ops}
+    notes: list[str] = []
+    bodies: list[tuple[str, dict[str, Any]]] = []
+    for path in _files(place):
+        try:
+            if path.stem.partition("-")[0] in names:
+                bodies.append((names[path.stem.partition("-")[0]], _read(path)))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            notes.append(f"{path.name} of an interrupted run was not taken up: {error}")
+    entries: dict[str, Held] = {}
+    rows: dict[tuple[str, int, str], Covered] = {}
+    for name, body in sorted(bodies, key=lambda found: str(found[1]["ended"])):
+        for key, value in body["entries"].items():
+            entries[key] = Held(**value)
+        for row in (Covered(**value) for value in body["covered"]):
+            rows[name, row.bucket, row.entry] = replace(row, op=name, note=TAKEN_UP)
+    if rows:
+        ops = list(dict.fromkeys(name for name, _, _ in sorted(rows)))
+        count = len({(name, bucket) for name, bucket, _ in rows})
+        notes.append(f"took up {count} buckets of {len(ops)} ops from an interrupted run: {', '.join(ops)}")
+    return Kept(entries, tuple(rows.values()), tuple(notes))
+
+
+def _files(place: Path) -> Iterator[Path]:
+    with contextlib.suppress(OSError):
+        found = sorted(place.glob("*.json"))[:_FILES]
+        yield from (path for path in found if path.is_file() and not path.is_symlink())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """One file's body; raises `ValueError` or what indexing a wrong shape raises."""
+    if path.stat().st_size > _LIMIT:
+        raise ValueError("it is too large")
+    value = json.loads(path.read_bytes())
+    body: dict[str, Any] = value["body"]
+    if value["sha256"] != sha256_json(body):
+        raise ValueError("it does not have its own sha256")
+    entries = {str(key): Held(**held) for key, held in body["entries"].items()}
+    for row in (Covered(**one) for one in body["covered"]):
+        held = entries[row.entry]
+        if (held.runner, held.tactic) != (row.runner, row.tactic) or row.candidates < 1:
+            raise ValueError(f"its row for {row.bucket} tokens is not what its entry says")
+    return {**body, "ended": str(body["ended"])}
+
+
+def keep(session: Session, index: int, buckets: Sequence[int], gather: Callable[[Any], list[Any]]) -> None:
+    """Write the finished buckets of an op, once the ranks that measured it agree; the first of them writes.
+
+    Raises `CoverageMissing` where the tuning left a hole and `TacticsDiffer` where ranks chose differently, which
+    would otherwise be found at the end. Independent ranks keep nothing: what they choose is worth nothing until all
+    have chosen.
+    """
+    from . import flashinfer_api
+    from .coverage import cover
+    from .session import now
+
+    place = session.options.state
+    if place is None or session.strategy.name == INDEPENDENT:
+        return
+    op, rank = session.plan.ops[index], session.ranks.rank
+    part = replace(op, buckets=tuple(buckets))
+    rows = cover(session.tuner, session.plan, part, session.cases[index], session.measured)
+    held = flashinfer_api.entries(session.tuner)
+    mine = {row.entry: held[row.entry] for row in rows}
+    results: list[RankResult] = gather(RankResult(rank, mine, {index: sorted(mine)}))
+    merge(results, None)
+    if results[0].rank == rank:
+        body = {
+            "ended": now(),
+            "entries": {key: asdict(one) for key, one in mine.items()},
+            "covered": [asdict(row) for row in rows],
+        }
+        name = f"{terms(session.plan, op, session.deciding())}-{sha256_json(list(buckets))[:8]}.json"
+        write_json(place / name, {"sha256": sha256_json(json.loads(json.dumps(body))), "body": body})
+
+
+def forget(place: Path | None, plan: Plan, deciding: Mapping[str, Any]) -> None:
+    """Remove what was kept for this plan and environment."""
+    if place is not None:
+        names = {terms(plan, op, deciding) for op in plan.ops}
+        for path in _files(place):
+            if path.stem.partition("-")[0] in names:
+                path.unlink(missing_ok=True)
