@@ -34,7 +34,7 @@ def written(name):
 def test_the_committed_schema_is_the_dataclass(name):
     path = SCHEMAS / f"{name}.json"
     spelled = json.dumps(schema(name), indent=2) + "\n"
-    assert path.read_text() == spelled, f"write json.dumps(pipeline.cache.shape.schema({name!r}), indent=2) to {path}"
+    assert path.read_text() == spelled, "python -m pipeline.cache.shape docs/schema"
 
 
 def test_every_committed_schema_has_a_file():
