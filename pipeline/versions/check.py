@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from .findings import Finding
+from .meaning import collect, judge
 from .render import has_templates, render
 from .source import Versions, load
+from .tree import Tree
 
 
 def check(root: Path) -> list[Finding]:
@@ -15,6 +17,8 @@ def check(root: Path) -> list[Finding]:
     findings: list[Finding] = []
     if has_templates(root):
         findings += compare(root, versions)
+    tree = Tree(root)
+    findings += judge(versions, collect(tree, versions))
     return sorted(set(findings))
 
 

@@ -180,6 +180,11 @@ class _Reader:
         """Whether the file itself declares a global ARG of that name."""
         return any(arg.stage is None and arg.name == name for arg in self.args)
 
+    def _is_to_be_given(self, text: str) -> bool:
+        """Whether a word names a global ARG without default: a build argument will say what it is."""
+        names = set(re.findall(r"\w+", text))
+        return any(arg.stage is None and arg.raw is None and arg.name in names for arg in self.args)
+
     def _env(self, scope: _Scope, instruction: Instruction) -> None:
         words = split(instruction.rest, self.escape)
         if not words:
@@ -220,7 +225,7 @@ class _Reader:
             self.wrong(instruction.first, "FROM needs an image, or an image, AS and a name")
         raw_base = parts[0] if parts else ""
         base = self._expand(raw_base, self.known, instruction.first)
-        if base == "" and parts:
+        if base == "" and parts and not self._is_to_be_given(raw_base):
             self.wrong(instruction.first, f"FROM {raw_base} names nothing")
         for flag in instruction.flags:
             if flag.startswith("--platform="):

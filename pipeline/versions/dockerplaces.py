@@ -1,0 +1,122 @@
+"""The places of one Dockerfile at which versions stand: its ARGs, its base images, and the text of its instructions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+
+from .dockerfile import (
+    ENGINE,
+    NEWEST,
+    Dockerfile,
+    Instruction,
+    Problem,
+    named_by,
+    read,
+    split,
+    split_instruction,
+)
+from .texts import Found, Texts
+
+_NAME = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+
+
+class Dockerplaces:
+    """A Dockerfile under every frontend that may read it: a value that depends on which one is looked at twice."""
+
+    def __init__(self, texts: Texts, text: str) -> None:
+        self.texts = texts
+        first = read(text, frontend=ENGINE)
+        asked = named_by(first.syntax)
+        self.readings = [read(text, frontend=asked)] if first.syntax else [first, read(text, frontend=NEWEST)]
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What BuildKit refuses."""
+        return sorted({problem for reading in self.readings for problem in reading.problems})
+
+    def args(self) -> Iterator[tuple[int, str, str | None]]:
+        """Line, name and value of each ARG; the value is None where no default is written."""
+        seen: set[tuple[int, str, str | None]] = set()
+        for reading in self.readings:
+            seen |= {(arg.line, arg.name, arg.value if arg.raw is not None else None) for arg in reading.args}
+        for instruction in self.readings[0].instructions:
+            if instruction.name == "ONBUILD":
+                seen |= set(_onbuild(instruction))
+        return iter(sorted(seen, key=lambda row: (row[0], row[1], row[2] or "")))
+
+    def inside(self) -> Iterator[tuple[int, Found]]:
+        """Line and what was found there, of everything but the ARGs."""
+        reading = self.readings[0]
+        wrong = self._wrong_args(reading)
+        for stage in reading.stages:
+            if stage.parent is None and not wrong & _names(stage.raw_base):
+                yield from ((stage.line, found) for found in self.texts.look(stage.base))
+        label: str | int | None = None
+        stages = iter(reading.stages)
+        for instruction in reading.instructions:
+            if instruction.name == "FROM":
+                label = next(stages).label
+            elif instruction.name != "ARG":
+                yield from self._instruction(instruction, self._values(reading, label, instruction.first))
+
+    def _wrong_args(self, reading: Dockerfile) -> set[str]:
+        """ARGs that are findings themselves, so that what is built from them need not be one again."""
+        managed = self.texts.versions
+        found = {arg.name for arg in reading.args if arg.name in managed and arg.value not in (None, managed[arg.name])}
+        return found | {arg.name for arg in reading.args if any(one.wrong for one in self.texts.look(arg.value or ""))}
+
+    def _values(self, reading: Dockerfile, label: str | int | None, line: int) -> dict[str, str]:
+        """What a shell of this stage sees, without the managed names, whose ARGs are checked where they stand."""
+        return {
+            arg.name: arg.value
+            for arg in reading.args
+            if arg.stage == label and arg.line <= line and arg.value and arg.name not in self.texts.versions
+        }
+
+    def _instruction(self, instruction: Instruction, values: Mapping[str, str]) -> Iterator[tuple[int, Found]]:
+        rest = instruction.rest
+        if instruction.name == "ENV" and "=" not in rest.partition(" ")[0]:
+            rest = rest.replace(" ", "=", 1)
+        text, offsets = _substituted(" ".join([*instruction.flags, rest]), values)
+        before = sum(len(flag) + 1 for flag in instruction.flags)
+        for found in self.texts.look(text):
+            yield instruction.line_at(max(offsets[found.at] - before, 0)), found
+        for heredoc in instruction.heredocs:
+            lines = [_substituted("" if line.lstrip().startswith("#") else line, values)[0] for line in heredoc.lines]
+            starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
+            for found in self.texts.look("\n".join(lines)):
+                yield heredoc.first + sum(start <= found.at for start in starts) - 1, found
+
+
+def _names(text: str) -> set[str]:
+    return {first or second for first, second in _NAME.findall(text)}
+
+
+def _substituted(text: str, values: Mapping[str, str]) -> tuple[str, list[int]]:
+    """A text with known names replaced, and for each character the offset in the original that it comes from."""
+    pieces: list[str] = []
+    offsets: list[int] = []
+    last = 0
+    for found in _NAME.finditer(text):
+        value = values.get(found[1] or found[2])
+        if value is None:
+            continue
+        pieces += [text[last : found.start()], value]
+        offsets += [*range(last, found.start()), *([found.start()] * len(value))]
+        last = found.end()
+    pieces.append(text[last:])
+    offsets += range(last, len(text) + 1)
+    return "".join(pieces), offsets
+
+
+def _onbuild(instruction: Instruction) -> Iterator[tuple[int, str, str | None]]:
+    """ARGs with a plain default that an ONBUILD holds ready for images built on this one."""
+    name, _, rest, _ = split_instruction(instruction.rest, "\\", ENGINE)
+    if name != "ARG":
+        return
+    for word in split(rest, "\\"):
+        key, equals, value = word.text.partition("=")
+        if key and equals and "$" not in value:
+            yield instruction.first, key, re.sub(r"[\"']", "", value)

@@ -1,0 +1,213 @@
+"""What the files of a tree say about versions, whether or not anything was rendered: every place, right or wrong.
+
+Read are docker/ and requirements/, and beside versions.json itself Dockerfiles, bake files and requirements files.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from .bake import Text, read_hcl, read_json
+from .dockerplaces import Dockerplaces
+from .findings import Finding, near
+from .render import FOLDER, has_templates
+from .requirements import Pin, Requirements, read
+from .sites import Site
+from .source import FILE, SUFFIX, Versions
+from .texts import Found, Texts
+from .tree import Tree, Unreadable, decode
+
+_DOCKERFILE = re.compile(r"(?:^|\.)(?:dockerfile|containerfile)(?:$|[.-])|\.dockerfile$", re.IGNORECASE)
+_FIRST = re.compile(r"\A\ufeff?(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*(?:FROM|ARG)[ \t]+\S", re.IGNORECASE)
+_FROM = re.compile(r"^[ \t]*FROM[ \t]+\S", re.IGNORECASE | re.MULTILINE)
+_REQUIREMENTS = re.compile(r"^(?:requirements|constraints)[^/]*\.(?:txt|in)$")
+_NO_TEXT = (".dockerignore", ".png", ".jpg", ".svg", ".pdf", ".gz", ".whl", ".zip", ".lock", ".md", ".rst")
+_LARGEST = 4 * 1024 * 1024  # bytes; a file that large is data
+
+
+@dataclass
+class Meaning:
+    """Every site, what cannot be read, the pins by file, and which names reach something."""
+
+    sites: set[Site] = field(default_factory=set)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+    requirements: dict[str, Requirements] = field(default_factory=dict)
+    reached: set[str] = field(default_factory=set)
+
+
+def collect(tree: Tree, versions: Versions) -> Meaning:
+    """Look at every file that may hold a version."""
+    return _Collector(tree, versions).run()
+
+
+def judge(versions: Versions, meaning: Meaning) -> list[Finding]:
+    """The findings of a look: what disagrees, what cannot be read, and names that reach nothing."""
+    findings = list(meaning.findings)
+    findings += [Finding(site.path, site.line, 0, site.wrong, site.kind) for site in meaning.sites if site.wrong]
+    closed = versions.closure(meaning.reached)
+    findings += [
+        Finding(FILE, versions.variables[name].line, 0, f"{name} reaches no ARG, pin or bake argument", "reach")
+        for name in versions
+        if name not in closed
+    ]
+    return findings
+
+
+class _Collector:
+    def __init__(self, tree: Tree, versions: Versions) -> None:
+        self.tree = tree
+        self.versions = versions
+        self.texts = Texts(versions)
+        self.result = Meaning()
+        self.rendered = has_templates(tree.root)
+
+    def run(self) -> Meaning:
+        for path in self._files():
+            kind = self._kind(path)
+            if kind is None:
+                continue
+            if kind == "requirements":
+                self._requirements(path)
+                continue
+            try:
+                data = self.tree.read(path)
+            except Unreadable as error:
+                self.result.findings.append(error.finding)
+                continue
+            if b"\0" in data[:8192] and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
+                continue
+            if len(data) > _LARGEST:
+                self.result.notes.append(Finding(path, 0, 0, "is too large to be looked at", "read"))
+                continue
+            self._text(path, kind, decode(data)[0] if kind != "docker" else data.decode("utf-8", "replace"))
+        return self.result
+
+    def _files(self) -> Iterator[str]:
+        try:
+            names = sorted(entry.name for entry in self.tree.root.iterdir() if entry.is_file() or entry.is_symlink())
+        except OSError:
+            names = []
+        yield from (name for name in names if _DOCKERFILE.search(name) or _is_bake(name) or _REQUIREMENTS.match(name))
+        for folder in ("docker", "requirements"):
+            if (self.tree.root / folder).exists():
+                yield from self.tree.walk(folder, self.result.findings)
+
+    def _kind(self, path: str) -> str | None:
+        name = posixpath.basename(path)
+        end = posixpath.splitext(name)[1].lower()
+        if path.startswith("requirements/") or _REQUIREMENTS.match(name):
+            return "requirements" if end in (".txt", ".in") else None
+        if name == FILE or end in _NO_TEXT:
+            return None
+        if _DOCKERFILE.search(name):
+            return "docker"
+        return {".hcl": "hcl", ".json": "json"}.get(end, "text")
+
+    def _text(self, path: str, kind: str, text: str) -> None:
+        if kind == "docker" or (kind == "text" and _FIRST.match(text) and _FROM.search(text)):
+            self._dockerfile(path, text, 0)
+        elif kind == "hcl":
+            self._bake(path, read_hcl(text))
+        elif kind == "json":
+            texts, problems = read_json(text)
+            self.result.findings += [Finding(path, line, 0, message, "bake") for line, message in problems]
+            self._bake(path, texts)
+        else:
+            bare = re.sub(r"(?m)^[ \t]*(?:#|//)[^\n]*$", "", text)
+            joined = re.sub(r"\\\r?\n", lambda found: " " * (len(found[0]) - 1) + "\v", bare)
+            self.found(path, self.texts.look(joined), lambda at: 1 + len(re.findall("[\n\v]", joined[:at])))
+
+    def found(self, path: str, found: Iterable[Found], line: Callable[[int], int]) -> None:
+        """Add what was found inside a text; `line` turns an offset into a line."""
+        self.result.sites |= {Site(path, line(one.at), one.name, one.kind, one.text, one.wrong) for one in found}
+
+    def _dockerfile(self, path: str, text: str, above: int) -> None:
+        places = Dockerplaces(self.texts, text)
+        self.result.findings += [
+            Finding(path, problem.line + above, 0, f"BuildKit refuses this: {problem.message}", "dockerfile")
+            for problem in places.problems
+        ]
+        for line, name, value in places.args():
+            self._arg(path, line + above, "ARG", name, value)
+        for line, one in places.inside():
+            self.result.sites.add(Site(path, line + above, one.name, one.kind, one.text, one.wrong))
+
+    def _arg(self, path: str, line: int, what: str, name: str, value: str | None) -> None:
+        """An ARG, a bake variable or a bake argument with its value, None where it has none of its own."""
+        versions = self.versions
+        if name in versions:
+            if what != "variable":
+                self.result.reached.add(name)
+            wrong = ""
+            if value is not None and value != versions[name]:
+                wrong = f"{what} {name}={value}, {FILE} says {versions[name]}"
+            kind = "ARG" if what == "ARG" else "bake"
+            self.result.sites.add(Site(path, line, name, kind, f"{what} {name}", wrong))
+            return
+        if not value:
+            return
+        stem = re.fullmatch(r"(.+?)(?:_GIT)?_(?:REF|TAG|BRANCH)", name, re.IGNORECASE)
+        governed = f"{stem[1]}{SUFFIX}".upper() if stem else ""
+        if governed in versions:
+            self.found(path, self.texts.ref(name, governed, value), lambda _: line)
+        elif name.upper().endswith(SUFFIX) and "${" not in value:
+            hint = near(name, versions) if name.upper() in map(str.upper, versions) else ""
+            message = f"{what} {name}={value} is not managed: {FILE} has no {name}{hint}"
+            self.result.findings.append(Finding(path, line, 0, message, "unmanaged"))
+        self.found(path, self.texts.look(value), lambda _: line)
+
+    def _bake(self, path: str, texts: Iterable[Text]) -> None:
+        for text in texts:
+            match text.path:
+                case ("variable", name, "default"):
+                    self._arg(path, text.line, "variable", name, text.value if "${" not in text.value else None)
+                case ("target", _, "args", name):
+                    self._arg(path, text.line, "argument", name, text.value if "${" not in text.value else None)
+                case ("target", _, "dockerfile-inline"):
+                    self._dockerfile(path, text.value, text.line - 1)
+                case _:
+                    self.found(path, self.texts.look(text.value), lambda _, line=text.line: line)  # type: ignore[misc]
+
+    def _requirements(self, path: str) -> None:
+        read_one = read(self.tree, path)
+        self.result.requirements[path] = read_one
+        self.result.findings += read_one.problems
+        self.result.notes += read_one.notes
+        for pin in read_one.pins:
+            self._pin(pin)
+        for option in read_one.options:
+            self.found(option.path, self.texts.look(" ".join(option.words)), lambda _, line=option.line: line)  # type: ignore[misc]
+
+    def _pin(self, pin: Pin) -> None:
+        name = self.texts.governors.get(pin.name or "")
+        if pin.url:
+            self.found(pin.path, self.texts.address(pin.url), lambda _: pin.line)
+        if name is None:
+            if self.rendered and pin.specifier:
+                message = f"{pin.name}{pin.specifier} is written outside {FILE}; {FOLDER}/ takes every version from it"
+                self.result.findings.append(Finding(pin.path, pin.line, 0, message, "unmanaged"))
+            return
+        self.result.reached.add(name)
+        text = f"{pin.name}{pin.specifier}"
+        version = pinned(pin.specifier)
+        if version is not None:
+            self.found(pin.path, self.texts.pin(pin.name or "", text, version), lambda _: pin.line)
+        elif not pin.url:
+            wrong = f"{text} is not pinned, {FILE} says {self.versions[name]} ({name})"
+            self.result.sites.add(Site(pin.path, pin.line, name, "pin", text, wrong))
+        for extra in pin.extras:
+            self.found(pin.path, self.texts.label(extra, f"{pin.name}[{extra}]{pin.specifier}"), lambda _: pin.line)
+
+
+def pinned(specifier: str) -> str | None:
+    """The version of a specifier that allows one version only."""
+    found = re.fullmatch(r"={2,3}([^,*]+)", specifier)
+    return found[1] if found else None
+
+
+def _is_bake(name: str) -> bool:
+    return bool(re.fullmatch(r"docker-bake[^/]*\.(?:hcl|json)", name))

@@ -1,0 +1,229 @@
+"""Versions inside other text: image tags, git refs, addresses, pins of an install command, assignments, labels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from .relations import Relation, canonical
+from .sites import local_label, same_version
+from .source import FILE, Versions
+
+_VERSION = r"\d+(?:\.\d+)*(?:(?:[._-]?(?:post|rc|alpha|beta|dev|a|b)\.?\d*)*)"
+_URL = re.compile(r"\b(?:https?|git|ssh|git\+https|git\+ssh|git\+http|ftp)://[^\s\"'<>|;`)\\]+|\bgit@[\w.-]+:[^\s\"']+")
+_FILE = re.compile(
+    rf"([A-Za-z0-9][A-Za-z0-9._]*?)-({_VERSION}(?:(?:\+|%2[Bb])[A-Za-z0-9.]+)?)(?:-[^/]*\.whl|\.(?:tar\.\w+|tgz|zip))$"
+)
+_PIN = re.compile(
+    rf"(?<![\w./-])([A-Za-z][A-Za-z0-9._-]*)(?:\[[^\]]*\])?\s*={{2,3}}\s*({_VERSION}(?:\+[A-Za-z0-9.]+)?)"
+)
+_REF_AFTER = (
+    "archive",
+    "tree",
+    "blob",
+    "raw",
+    "tarball",
+    "zipball",
+    "download",
+    "tags",
+    "commit",
+    "tag",
+    "zip",
+    "tar.gz",
+)
+_BRANCH = re.compile(
+    r"(?:--branch(?:=|\s+)|-b\s+|git\s+(?:-C\s+\S+\s+)?checkout\s+(?:-\S+\s+)*(?:tags/)?)[\"']?([^\s\"';&|]+)"
+)
+_BACKEND = re.compile(r"torch[-_]backend[=\s]+[\"']?([a-z]+\d+)\b", re.IGNORECASE)
+_HOST = r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+(?::\d+)?|localhost(?::\d+)?|[A-Za-z0-9-]+:\d+)/"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A version inside a text: which name governs it, what kind of place, what stands there, what is wrong with it.
+
+    `at` is the offset in the text.
+    """
+
+    name: str
+    kind: str
+    text: str
+    wrong: str = ""
+    at: int = 0
+
+
+class Texts:
+    """Looks into texts for everything that the names of a versions.json govern."""
+
+    def __init__(self, versions: Versions) -> None:
+        self.versions = versions
+        self.governors = versions.governors()
+        self.repositories: dict[str, str] = {}
+        images: list[tuple[str, str]] = []
+        for name in versions:
+            relation = versions.relation(name)
+            for repository in _repositories(relation):
+                self.repositories.setdefault(repository, name)
+            images += [(image, name) for image in relation.images]
+        self.images = [(_image_pattern(image), name) for image, name in sorted(images, reverse=True)]
+        names = "|".join(sorted(map(re.escape, versions), key=len, reverse=True)) or r"(?!)"
+        self.assigned = re.compile(
+            rf"(?<![\w$\{{.-])[\"']?({names})[\"']?\s*(?:=|:\s)\s*(?![=~])[\"']?([^\s\"'$`;&|,)}}]+)"
+        )
+        self.fallback = re.compile(rf"\$\{{({names}):?[-=]([^${{}}]+)\}}")
+        self.labels = {name: labels_of(versions, name) for name in versions if versions.relation(name).local_label}
+
+    def look(self, text: str) -> Iterator[Found]:
+        """Every governed version in one command or text; `$…` is left to the checks of the ARGs behind it."""
+        for match, found in self._matches(text):
+            for one in found:
+                yield replace(one, at=match.start() + len(match[0]) - len(match[0].lstrip()))
+
+    def _matches(self, text: str) -> Iterator[tuple[re.Match[str], Iterator[Found]]]:
+        for pattern, name in self.images:
+            for match in pattern.finditer(text):
+                yield match, self.image(name, match["image"], match["tag"])
+        for match in (*self.assigned.finditer(text), *self.fallback.finditer(text)):
+            yield match, self.assignment(match[1], match[2])
+        for match in _PIN.finditer(text):
+            yield match, self.pin(match[1], f"{match[1]}=={match[2]}", match[2])
+        for match in _BACKEND.finditer(text):
+            yield match, self.label(match[1], match[0])
+        if "://" in text or "git@" in text:
+            yield from self._addresses(text)
+
+    def _addresses(self, text: str) -> Iterator[tuple[re.Match[str], Iterator[Found]]]:
+        clones: list[tuple[int, str]] = []
+        for match in _URL.finditer(text):
+            yield match, self.address(match[0])
+            clones.append((match.start(), self._repository(match[0])[0]))
+        for match in _BRANCH.finditer(text):
+            repository = _cloned(clones, match.start(), checkout="checkout" in match[0])
+            if repository:
+                yield match, self.ref(repository, self.repositories[repository], match[1])
+
+    def assignment(self, name: str, value: str) -> Iterator[Found]:
+        """A managed name that is given a value."""
+        wanted = self.versions[name]
+        right = same_version(value, wanted)
+        yield Found(name, "value", f"{name}={value}", "" if right else f"{name}={value}, {FILE} says {wanted}")
+
+    def pin(self, package: str, text: str, version: str) -> Iterator[Found]:
+        """A distribution with its version; the local label must fit the names that labels are made of."""
+        name = self.governors.get(canonical(package))
+        if name is None:
+            return
+        wanted = self.versions[name]
+        right = same_version(version, wanted)
+        yield Found(name, "pin", text, "" if right else f"{text}, {FILE} says {wanted} ({name})")
+        for label in local_label(version).split("."):
+            yield from self.label(label, text)
+
+    def image(self, name: str, image: str, tag: str) -> Iterator[Found]:
+        """An image with its tag, which begins with the version where it has one at all."""
+        text = f"{image}:{tag}"
+        found = re.match(rf"v?({_VERSION})(?![0-9A-Za-z])", tag)
+        if found:
+            wanted = self.versions[name]
+            right = same_version(found[1], wanted)
+            yield Found(name, "image", text, "" if right else f"image {text}, {FILE} says {wanted} ({name})")
+        for part in tag.split("-"):
+            yield from self.label(part, text)
+
+    def label(self, label: str, text: str) -> Iterator[Found]:
+        """A label such as `cu130` where it is of the shape of one that a name gives."""
+        for name, labels in self.labels.items():
+            if labels.shape.fullmatch(label):
+                right = any(spelled == label or spelled.startswith(label) for spelled in labels.spelled)
+                said = f"{self.versions[name]} ({name}), so {' or '.join(labels.spelled)}"
+                yield Found(name, "label", text, "" if right else f"{text}: {label}, {FILE} says {said}")
+
+    def address(self, url: str) -> Iterator[Found]:
+        """An address: the file that it names, the ref of a repository, labels and versions among its parts."""
+        if "$" in url:
+            url = url[: url.index("$")]
+        path = url.partition("://")[2].partition("?")[0]
+        bare, _, fragment = path.partition("#")
+        parts = [part for part in bare.split("/")[1:] if part]
+        named = _FILE.match(parts[-1]) if parts else None
+        if named:
+            version = re.sub("%2[Bb]", "+", named[2])
+            yield from self.pin(named[1], parts[-1], version)
+        for part in parts:
+            yield from self.label(part, url)
+        repository, ref = self._repository(url)
+        if repository:
+            yield from self.ref(repository, self.repositories[repository], ref or fragment.partition(":")[0])
+
+    def _repository(self, url: str) -> tuple[str, str]:
+        """The governed repository that an address names, and the ref or version in it; empty where there is none."""
+        path = re.split(r"://|^git@[^:]+:", url)[-1].partition("?")[0].partition("#")[0]
+        parts = path.split("/")
+        for at, part in enumerate(parts):
+            stem, _, ref = part.partition("@")
+            stem = canonical(stem.removesuffix(".git"))
+            if stem not in self.repositories or (at == 0 and len(parts) > 1 and "git@" not in url):
+                continue
+            after = parts[at + 1 :]
+            if after and after[0] == stem:  # an owner of the same name
+                continue
+            if not ref and after and (after[0] in _REF_AFTER or after[0] in ("releases", "refs", "-")):
+                rest = [word for word in after if word not in (*_REF_AFTER, "releases", "refs", "heads", "-")]
+                ref = re.sub(r"\.(tar\.\w+|tgz|zip|patch|diff)$", "", rest[0]) if rest else ""
+            elif not ref and after and re.fullmatch(rf"v?{_VERSION}", after[0]):
+                ref = after[0]
+            return stem, ref
+        return "", ""
+
+    def ref(self, repository: str, name: str, ref: str) -> Iterator[Found]:
+        """A git ref of a governed repository, where it looks like a version and not like a branch or a commit."""
+        wanted = self.versions[name]
+        given = self.versions.relation(name).git_ref
+        spelled = given.replace("{}", wanted) if given else wanted
+        plain = re.fullmatch(rf"(?:refs/tags/)?(?:[A-Za-z]+[-_/]?)?({_VERSION}(?:\+[A-Za-z0-9.]+)?)", ref)
+        if plain is None or "." not in plain[1]:
+            return
+        right = ref == spelled or (not given and same_version(plain[1], wanted))
+        text = f"{repository} at {ref}"
+        yield Found(name, "git", text, "" if right else f"{text}, {FILE} says {spelled} ({name})")
+
+
+def _cloned(clones: list[tuple[int, str]], at: int, *, checkout: bool) -> str:
+    """The repository that a ref belongs to: of a checkout the one cloned last, of `--branch` the address after it."""
+    before = [repository for start, repository in clones if start < at]
+    after = [repository for start, repository in clones if start > at]
+    if checkout:
+        return before[-1] if before else ""
+    return [*after, *before[-1:], ""][0]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The spellings that a version gives, and the shape that marks a word as one of them."""
+
+    spelled: tuple[str, ...]
+    shape: re.Pattern[str]
+
+
+def labels_of(versions: Versions, name: str) -> Labels:
+    """How labels made of a version read: CUDA 13.0.3 gives `cu130` of `cu{major}{minor}`."""
+    numbers = [*re.findall(r"\d+", versions[name]), "0", "0", "0"]
+    parts = dict(zip(("major", "minor", "micro"), numbers, strict=False))
+    formats = versions.relation(name).local_label
+    spelled = tuple(one.format_map(parts) for one in formats)
+    shapes = {re.sub(r"(\\\{(?:major|minor|micro)\\\})+", r"\\d+", re.escape(one)) for one in formats}
+    return Labels(spelled, re.compile("|".join(sorted(shapes))))
+
+
+def _repositories(relation: Relation) -> tuple[str, ...]:
+    if relation.repositories is not None:
+        return tuple(canonical(one) for one in relation.repositories)
+    return relation.governs()
+
+
+def _image_pattern(image: str) -> re.Pattern[str]:
+    library = "(?:docker\\.io/)?(?:library/)?" if "/" not in image else ""
+    return re.compile(
+        rf"(?<![\w./:@-])(?P<image>(?:{library}|{_HOST}(?:library/)?)?{re.escape(image)}):(?P<tag>[A-Za-z0-9_][\w.-]*)(?![\w{{}}$.-])"
+    )
