@@ -52,7 +52,7 @@ def add_tuning_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tune-max-wait", type=seconds, default=7200, metavar="S", help="bound of the whole tuning")
     group.add_argument("--strategy", default="", metavar="NAME", help="synchronized, leader, independent or sharded")
     group.add_argument("--judge", default="", choices=("", "on", "off"), help="judge each choice against the default")
-    group.add_argument("--store", choices=("classic", "containerd"), default="classic", help="of an engine we start")
+    group.add_argument("--store", choices=("", "classic", "containerd"), default="", help="of an engine we start")
 
 
 def _tune_options(arguments: argparse.Namespace) -> tuple[str, ...]:

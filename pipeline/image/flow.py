@@ -143,7 +143,7 @@ def fill_store(request: Request) -> store.Tuned:
     from pipeline.engine import ensure
 
     logfile = log_file(cache_home(), "tune")
-    engine = ensure(store=request.store)
+    engine = ensure(store=request.store or None)
     with connected(engine) as client:
         prepared = prepare(request, engine, client, logfile)
         return _tuned(request, prepared, Clock(), logfile, trust_memory=True)
@@ -156,7 +156,7 @@ def build_image(request: Request) -> Outcome:
     clock = Clock()
     logfile = log_file(cache_home(), "image")
     with clock.measure("engine"):
-        engine = ensure(store=request.store)
+        engine = ensure(store=request.store or None)
     with connected(engine) as client:
         with clock.measure("prepare"):
             prepared = prepare(request, engine, client, logfile)

@@ -36,7 +36,7 @@ class Request:
     require_idle: bool = False
     max_wait: float = 1200.0
     max_tune: float = 7200.0
-    store: str = "classic"
+    store: str = ""  # image store of an engine that has to be started
 
 
 def default_name(model: str, tp: int, device: str, flashinfer_version: str, key_hash: str) -> str:
