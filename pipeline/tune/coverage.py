@@ -13,8 +13,9 @@ from pipeline.contract.manifest import Covered
 from pipeline.contract.plan import OpPlan, Plan
 
 from . import flashinfer_api
+from .doubts import doubt, least_ms
+from .judging.judged import Judged
 from .ops import Case
-from .strategy import weights
 from .tuner import Lookup, ObservedTuner, Sample
 
 if TYPE_CHECKING:
@@ -82,16 +83,21 @@ class Measured:
     def __init__(self, earlier: Sequence[Covered] = ()) -> None:
         self._samples: dict[tuple[str, str, Any], list[Sample]] = {}
         self._earlier = {row.entry: row for row in earlier}
+        self.judged: dict[str, Judged] = {}  # by file key
 
     def add(self, op: OpPlan, samples: Sequence[Sample]) -> None:
         """Keep the samples of one op."""
         for sample in samples:
             self._samples.setdefault((op.name, sample.custom_op, sample.profile), []).append(sample)
 
+    def samples(self, op: OpPlan, custom_op: str, profile: Any) -> list[Sample]:  # noqa: ANN401 - FlashInfer's
+        """What was measured for one op at one profile."""
+        return self._samples.get((op.name, custom_op, profile), [])
+
     def row(self, op: OpPlan, bucket: int, lookup: Lookup) -> Covered:
         """The manifest's row for a bucket that `lookup` answered."""
         tried = self._samples.get((op.name, lookup.custom_op, lookup.profile), [])
-        note = _note(tried, least_ms(op, bucket))
+        note = doubt([s.time_ms for s in tried], least_ms(op, bucket))
         if not tried:  # another op of the plan has the same key, and was tuned first
             tried = next((s for key, s in self._samples.items() if key[1:] == (lookup.custom_op, lookup.profile)), [])
             note = "tuned with another op of the same key" if tried else ""
@@ -99,7 +105,7 @@ class Measured:
         if not tried and earlier is not None:
             return replace(earlier, op=op.name, bucket=bucket)
         times = [s.time_ms for s in tried if (s.runner, s.tactic) == (lookup.runner, lookup.tactic)]
-        return Covered(
+        row = Covered(
             op=op.name,
             bucket=bucket,
             entry=lookup.key,
@@ -110,6 +116,8 @@ class Measured:
             time_ms=round(times[0], 6) if times and isfinite(times[0]) else None,
             note=note,
         )
+        judged = self.judged.get(lookup.key)
+        return row if judged is None else _judged(row, judged)
 
     def why_missing(self, op: OpPlan, lookup: Lookup) -> str:
         """What is known about a bucket without an entry."""
@@ -121,34 +129,3 @@ class Measured:
             there = f": {'; '.join(errors[:3])}" if errors else ", none of them on this rank"
             return f"each of {len(tried)} tactics failed on some rank{there}"
         return f"{len(tried)} tactics were tried, {len(errors) or 'none'} failed here: {'; '.join(errors[:3])}"
-
-
-ONE_CANDIDATE = "one candidate: nothing to choose from"
-MEASURED_NOTHING = "profiling measured nothing"
-_DOUBTFUL = (ONE_CANDIDATE, MEASURED_NOTHING)
-_FLOPS = 2e16  # per second: more than any single device does in any format
-
-
-def least_ms(op: OpPlan, bucket: int) -> float:
-    """A time that no device can beat for an op's multiplications at a token count, in milliseconds."""
-    return 2e3 * bucket * weights(op) / _FLOPS
-
-
-def _note(tried: Sequence[Sample], least: float) -> str:
-    """What is odd about the candidates of one bucket."""
-    alive = [s.time_ms for s in tried if isfinite(s.time_ms)]
-    if len(alive) == 1:
-        return ONE_CANDIDATE
-    if alive and (max(alive) == 0 or max(alive) < least):
-        return f"{MEASURED_NOTHING}: every tactic took {max(alive):.3g} ms, the work needs {least:.3g} ms at least"
-    return ""
-
-
-def doubtful(rows: Sequence[Covered]) -> list[str]:
-    """One line for each op whose choice is none, with the buckets it concerns."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for row in rows:
-        for why in _DOUBTFUL:
-            if row.note.startswith(why):
-                found.setdefault((row.op, why), []).append(row.bucket)
-    return [f"{op} at {', '.join(map(str, buckets))} tokens: {why}" for (op, why), buckets in found.items()]
