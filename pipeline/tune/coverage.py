@@ -129,3 +129,18 @@ class Measured:
             there = f": {'; '.join(errors[:3])}" if errors else ", none of them on this rank"
             return f"each of {len(tried)} tactics failed on some rank{there}"
         return f"{len(tried)} tactics were tried, {len(errors) or 'none'} failed here: {'; '.join(errors[:3])}"
+
+
+def _judged(row: Covered, judged: Judged) -> Covered:
+    """A row with what judging found: times side by side with the default, and what decided."""
+    return replace(
+        row,
+        candidates=judged.candidates,
+        failed=judged.failed,
+        time_ms=judged.time_ms,
+        default_ms=judged.default_ms,
+        ratio=judged.ratio,
+        spread=judged.spread,
+        decided_by=judged.decided_by,
+        note="; ".join(part for part in (row.note, judged.note) if part),
+    )
