@@ -32,12 +32,15 @@ def execute(arguments: argparse.Namespace) -> int:
 
             for path in sync(arguments.root, load(arguments.root)):
                 log.note(f"wrote {path}")
-        findings = check(arguments.root)
+        result = check(arguments.root)
     except (SourceInvalid, TemplatesInvalid) as error:
         sys.stdout.write(render(error.findings, arguments.format))
         log.note(f"hint: {error.hint}")
         return int(Exit.USAGE)
+    findings = result.findings
     sys.stdout.write(render(findings, arguments.format))
+    for note in result.notes:
+        log.note(f"note: {note.text()}")
     if findings:
         log.note(f"{len(findings)} finding{'s' * (len(findings) > 1)}")
         return int(Exit.DRIFT)

@@ -14,4 +14,4 @@ def drift(root: Path) -> list[Finding]:
     """Every disagreement with `root`/versions.json, sorted; raise `SourceInvalid` where that file cannot be read."""
     from .check import check
 
-    return check(root)
+    return check(root).findings

@@ -2,24 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from .findings import Finding
-from .meaning import collect, judge
+from .meaning import Meaning, collect, judge
+from .metadata import Record, check_metadata, load_record
 from .render import has_templates, render
-from .source import Versions, load
+from .sites import public
+from .source import FILE, Versions, load
+from .ties import check_ties
 from .tree import Tree
 
 
-def check(root: Path) -> list[Finding]:
-    """Every disagreement in a tree, sorted; raise `SourceInvalid` or `TemplatesInvalid` where there is no telling."""
+@dataclass(frozen=True)
+class Result:
+    """Every disagreement, sorted, and notes: things seen that are no disagreement between versions."""
+
+    findings: list[Finding]
+    notes: list[Finding]
+
+
+def check(root: Path) -> Result:
+    """Check a whole tree; raise `SourceInvalid` or `TemplatesInvalid` where there is no telling."""
     versions = load(root)
-    findings: list[Finding] = []
-    if has_templates(root):
-        findings += compare(root, versions)
-    tree = Tree(root)
-    findings += judge(versions, collect(tree, versions))
-    return sorted(set(findings))
+    findings = compare(root, versions) if has_templates(root) else []
+    return check_meaning(Tree(root), versions, findings)
+
+
+def check_meaning(
+    tree: Tree, versions: Versions, findings: Sequence[Finding] = (), record: Record | None = None
+) -> Result:
+    """What a tree says, without rendering it; `record` replaces the recorded copy of packages' requirements."""
+    meaning = collect(tree, versions)
+    wrong: list[Finding] = []
+    if record is None:
+        record, wrong = load_record(tree)
+    found = [*findings, *wrong, *judge(versions, meaning), *check_ties(versions), *pep440(versions, meaning)]
+    if record is not None:
+        found += check_metadata(versions, meaning, record)
+    return Result(sorted(set(found)), sorted(set(meaning.notes)))
+
+
+def pep440(versions: Versions, meaning: Meaning) -> list[Finding]:
+    """Values that govern a pin and are no versions."""
+    needed = {site.name for site in meaning.sites if site.kind == "pin"}
+    return [
+        Finding(FILE, versions.variables[name].line, 0, f"{name}={versions[name]} is not a version (PEP 440)", "source")
+        for name in sorted(needed)
+        if public(versions[name]) is None
+    ]
 
 
 def compare(root: Path, versions: Versions) -> list[Finding]:

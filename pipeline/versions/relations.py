@@ -59,30 +59,33 @@ def read_relation(name: str, members: tuple[Member, ...], wrong: Callable[[int, 
         if member.name not in _KEYS:
             wrong(member.start, f'unknown key "{member.name}" in the relation of "{name}"{near(member.name, _KEYS)}')
             continue
-        texts = _texts(member.value)
-        if texts is None or (member.name not in _LISTS and len(texts) != 1):
+        words = texts(member.value)
+        if words is None or (member.name not in _LISTS and len(words) != 1):
             kind = "a list of strings" if member.name in _LISTS else "a string"
             wrong(member.value.start, f'"{member.name}" of "{name}" must be {kind}')
         elif member.name == "packages":
-            found["packages"] = tuple(canonical(text) for text in texts)
+            found["packages"] = tuple(canonical(text) for text in words)
         else:
-            found[member.name] = texts if member.name in _LISTS else texts[0]
+            found[member.name] = words if member.name in _LISTS else words[0]
     ref = str(found.get("git_ref", "{}"))
     if ref.count("{}") != 1:
         at = next(member.value.start for member in members if member.name == "git_ref")
         wrong(at, f'"git_ref" of "{name}" must hold {{}} once, where the version goes')
     for label in found.get("local_label", ()):
-        if re.sub(r"\{(major|minor|micro)\}", "", label).count("{"):
+        try:
+            label.format_map({"major": "1", "minor": "2", "micro": "3"})
+        except (KeyError, ValueError, IndexError, AttributeError):
             at = next(member.value.start for member in members if member.name == "local_label")
             wrong(at, f'"local_label" of "{name}" may hold {{major}}, {{minor}}, {{micro}} only')
     return Relation(name, **found)  # type: ignore[arg-type]
 
 
-def _texts(value: Value) -> tuple[str, ...] | None:
+def texts(value: Value) -> tuple[str, ...] | None:
+    """A string, or a list of strings, as a tuple; None for anything else."""
     if isinstance(value.data, str):
         return (value.data,)
     if value.members is None and isinstance(value.data, tuple):
-        texts = tuple(item.data for item in value.data if isinstance(item, Value))
-        if all(isinstance(text, str) for text in texts):
-            return tuple(str(text) for text in texts)
+        words = tuple(item.data for item in value.data if isinstance(item, Value))
+        if all(isinstance(text, str) for text in words):
+            return tuple(str(text) for text in words)
     return None

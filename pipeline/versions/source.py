@@ -2,8 +2,9 @@
 
 {
   "variable": {"TORCH_VERSION": {"default": "2.13.0"}, ...},     a buildx bake variable file
-  "relations": {"TORCH_VERSION": {"packages": ["torch"]}, ...}   what a name governs beside its own ARG
-}
+  "relations": {"TORCH_VERSION": {"packages": ["torch"]}, ...},  what a name governs beside its own ARG
+  "closures": {"requirements/image.txt": ["triton"], ...}        files that must pin all that their pins require,
+}                                                                except what is left out on purpose
 
 `X_VERSION` governs the distribution `x` (underscores become dashes) unless its relation lists others. A value may
 name others, `python:${PYTHON_IMAGE_VERSION}-slim`, as bake itself allows; nothing else in it begins with a `$`.
@@ -22,10 +23,10 @@ from pipeline.contract.errors import UsageError
 
 from .findings import Finding, near
 from .located_json import Document, Member, Value, parse
-from .relations import SUFFIX, Relation, read_relation
+from .relations import SUFFIX, Relation, canonical, read_relation, texts
 
 FILE = "versions.json"
-_TOP = ("variable", "relations", "_comment")
+_TOP = ("variable", "relations", "closures", "_comment")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f$\\\"'`]|^\s|\s$")
@@ -61,6 +62,7 @@ class Versions(Mapping[str, str]):
 
     variables: Mapping[str, Variable]
     relations: Mapping[str, Relation]
+    closures: Mapping[str, tuple[str, ...]]
     digest: str
     text: str = field(repr=False)
 
@@ -126,11 +128,17 @@ def read(data: bytes) -> Versions:
         column = error.start - (data.rfind(b"\n", 0, error.start) + 1) + 1
         raise SourceInvalid([Finding(FILE, line, column, "is not UTF-8 from here on", "source")]) from None
     document = parse(text)
-    variables, relations = _Walk(document).everything()
+    variables, relations, closures = _Walk(document).everything()
     if document.problems:
         findings = sorted(Finding(FILE, *document.place(at), message, "source") for at, message in document.problems)
         raise SourceInvalid(findings)
-    return Versions(MappingProxyType(variables), MappingProxyType(relations), sha256_bytes(data), text)
+    return Versions(
+        MappingProxyType(variables),
+        MappingProxyType(relations),
+        MappingProxyType(closures),
+        sha256_bytes(data),
+        text,
+    )
 
 
 class _Walk:
@@ -142,13 +150,13 @@ class _Walk:
     def wrong(self, at: int, message: str) -> None:
         self.document.problems.append((at, message))
 
-    def everything(self) -> tuple[dict[str, Variable], dict[str, Relation]]:
+    def everything(self) -> tuple[dict[str, Variable], dict[str, Relation], dict[str, tuple[str, ...]]]:
         top = self.document.value
         if top is None:
-            return {}, {}
+            return {}, {}, {}
         if top.members is None:
             self.wrong(top.start, "the document must be an object")
-            return {}, {}
+            return {}, {}, {}
         parts: dict[str, Member] = {}
         for member in top.members:
             parts.setdefault(member.name, member)
@@ -158,7 +166,17 @@ class _Walk:
             self.wrong(top.start, 'there is no "variable"')
         variables = self.variables(parts["variable"].value) if "variable" in parts else {}
         relations = self.relations(parts["relations"].value, variables) if "relations" in parts else {}
-        return variables, relations
+        return variables, relations, self.closures(parts["closures"].value) if "closures" in parts else {}
+
+    def closures(self, value: Value) -> dict[str, tuple[str, ...]]:
+        found: dict[str, tuple[str, ...]] = {}
+        for member in self.members(value, '"closures"'):
+            names = texts(member.value)
+            if names is None or isinstance(member.value.data, str):
+                self.wrong(member.value.start, f'"{member.name}" must be a list of distributions')
+            else:
+                found[member.name] = tuple(canonical(name) for name in names)
+        return found
 
     def members(self, value: Value, what: str) -> tuple[Member, ...]:
         if value.members is None:
@@ -222,6 +240,9 @@ class _Walk:
                 )
             relation = read_relation(member.name, self.members(member.value, f'"{member.name}"'), self.wrong)
             found.setdefault(member.name, relation)
+            for other in (relation.extends, relation.same_as):
+                if other and (other not in variables or other == member.name):
+                    self.wrong(member.start, f'"{member.name}" is tied to "{other}", which is no other name here')
             variable = variables.get(member.name)
             if variable is not None and (relation.packages or relation.local_label):
                 self.pep440(variable, "it governs packages" if relation.packages else "a label is made of it")

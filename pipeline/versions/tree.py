@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from .findings import Finding
@@ -72,6 +72,23 @@ class Tree:
                     path = (inside / name).as_posix()
                     findings.append(Finding(path, 0, 0, "is a link out of the tree; it is not read", "read"))
             yield from ((inside / name).as_posix() for name in sorted(files))
+
+
+class Overlay(Tree):
+    """A tree as it would be with some files written."""
+
+    def __init__(self, root: Path, files: Mapping[str, bytes]) -> None:
+        super().__init__(root)
+        self.files = files
+
+    def read(self, path: str) -> bytes:
+        """The new bytes of a file where there are any, else those that it has."""
+        return self.files[path] if path in self.files else super().read(path)
+
+    def walk(self, folder: str, findings: list[Finding]) -> Iterator[str]:
+        """The files that are there, and those that would be."""
+        seen = set(super().walk(folder, findings)) if (self.root / folder).exists() else set()
+        yield from sorted(seen | {path for path in self.files if path.startswith(f"{folder}/")})
 
 
 def decode(data: bytes) -> tuple[str, int]:
