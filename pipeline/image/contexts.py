@@ -11,18 +11,19 @@ import shutil
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.contract.digest import sha256_file
+from pipeline.contract.digest import sha256_bytes, sha256_file, sha256_json
 from pipeline.contract.files import write_json
 from pipeline.contract.places import CACHE_ROOT, PLAN_FILE
 from pipeline.contract.plan import Plan
 
-# Directories, and the image's own dates, carry this time (2020-01-01): any fixed one would do, but zip dislikes 1970.
+# The image's own dates are this (2020-01-01): any fixed time would do, but zip dislikes 1970.
 FIXED_TIME = 1_577_836_800
-# Files carry a time within the four years after it, chosen by their content. BuildKit takes a file of a local context
-# as unchanged when path, size, mode and time are equal (seen: a cache of the same size was baked with the old content),
-# so one time for all files would let stale bytes into a layer; one time per content is just as reproducible.
+# What is staged carries a time within the four years after it, chosen by its content: files by their bytes, directories
+# by all that lies in them. BuildKit synchronises a local context by path, size, mode and time into a folder that it
+# kept from an earlier build. With one time for everything it baked the old bytes of a file of the same size, and
+# left "now" on a directory in which something else had changed (both seen). One time per content is as reproducible.
 _SPREAD = 1 << 27
-STAGING = 2  # raise when staging itself changes, so that contexts staged earlier are not taken
+STAGING = 3  # raise when staging itself changes, so that contexts staged earlier are not taken
 
 ENTRY_POINT = "pipeline-run"
 
@@ -36,20 +37,26 @@ def settle(root: Path) -> Path:
 
     Directories become 0755, files 0644, or 0755 when their owner may execute them.
     """
+    times: dict[str, int] = {}
     for folder, names, files in os.walk(root, topdown=False):
         for name in (*names, *files):
-            path = Path(folder) / name
-            if path.is_symlink():
-                os.utime(path, (FIXED_TIME, FIXED_TIME), follow_symlinks=False)
-                continue
-            when = FIXED_TIME
-            if path.is_file():
-                when += int(sha256_file(path)[:8], 16) % _SPREAD
-            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
-            os.utime(path, (when, when))
-    root.chmod(0o755)
-    os.utime(root, (FIXED_TIME, FIXED_TIME))
+            _settle_one(Path(folder) / name, times)
+    _settle_one(root, times)
     return root
+
+
+def _settle_one(path: Path, times: dict[str, int]) -> None:
+    """Settle one file, link or directory whose inside is settled; `times` holds what was given to each path so far."""
+    if path.is_symlink():
+        content = sha256_bytes(os.fsencode(path.readlink()))
+    elif path.is_dir():
+        content = sha256_json(sorted((child.name, times[str(child)]) for child in path.iterdir()))
+        path.chmod(0o755)
+    else:
+        content = sha256_file(path)
+        path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
+    when = times[str(path)] = FIXED_TIME + int(content[:8], 16) % _SPREAD
+    os.utime(path, (when, when), follow_symlinks=False)
 
 
 def stage_code(package: Path, place: Path) -> Path:
