@@ -13,7 +13,7 @@ from typing import Protocol
 
 from pipeline.contract.digest import sha256_bytes, sha256_file, sha256_json
 from pipeline.contract.files import write_json
-from pipeline.contract.places import CACHE_ROOT, PLAN_FILE
+from pipeline.contract.places import CACHE_ROOT, CODE_ROOT, PLAN_FILE, TUNING_ROOT
 from pipeline.contract.plan import Plan
 
 # The image's own dates are this (2020-01-01): any fixed time would do, but zip dislikes 1970.
@@ -23,7 +23,7 @@ FIXED_TIME = 1_577_836_800
 # kept from an earlier build. With one time for everything it baked the old bytes of a file of the same size, and
 # left "now" on a directory in which something else had changed (both seen). One time per content is as reproducible.
 _SPREAD = 1 << 27
-STAGING = 3  # raise when staging itself changes, so that contexts staged earlier are not taken
+STAGING = 4  # raise when staging itself changes, so that contexts staged earlier are not taken
 
 ENTRY_POINT = "pipeline-run"
 
@@ -60,22 +60,24 @@ def _settle_one(path: Path, times: dict[str, int]) -> None:
 
 
 def stage_code(package: Path, place: Path) -> Path:
-    """Copy the rooms that run in the image to `place/pipeline`, without caches of byte code."""
-    target = place / "pipeline"
+    """Copy the rooms that run in the image to their whole path below `place`, without caches of byte code."""
+    home = place / CODE_ROOT.lstrip("/")
+    target = home / "pipeline"
     target.mkdir(parents=True)
     for name in SHIPPED_MODULES:
         shutil.copyfile(package / name, target / name)
     for room in SHIPPED_ROOMS:
         shutil.copytree(package / room, target / room, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-    (place / "bin").mkdir()
-    (place / "bin" / ENTRY_POINT).symlink_to(f"../pipeline/start/{ENTRY_POINT}")
+    (home / "bin").mkdir()
+    (home / "bin" / ENTRY_POINT).symlink_to(f"../pipeline/start/{ENTRY_POINT}")
     return settle(place)
 
 
 def stage_plan(plan: Plan, place: Path) -> Path:
-    """Write plan.json into `place`."""
-    place.mkdir(parents=True)
-    write_json(place / PLAN_FILE, plan.to_json())
+    """Write plan.json to its whole path below `place`."""
+    home = place / TUNING_ROOT.lstrip("/")
+    home.mkdir(parents=True)
+    write_json(home / PLAN_FILE, plan.to_json())
     return settle(place)
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pipeline import log
 from pipeline.cache.archive import safe_extract
 from pipeline.contract.errors import BuildError
-from pipeline.contract.places import CACHE_ROOT
+from pipeline.contract.places import CACHE_ROOT, PLAN_FILE, TUNING_ROOT
 
 from .buildkit import Builder, Stage
 from .contain import LABEL, Sandbox, created, finish
@@ -49,7 +49,7 @@ class Filler(Protocol):
 
 def command(options: Sequence[str]) -> list[str]:
     """What runs in the image, in every way of filling; the Dockerfile's RUN says the same."""
-    words = ["python3", "-m", "pipeline.tune", "/opt/tuning/plan.json", _OUT, "--stage"]
+    words = ["python3", "-m", "pipeline.tune", f"{TUNING_ROOT}/{PLAN_FILE}", _OUT, "--stage"]
     return [*words, "--previous", _PREVIOUS, *options]
 
 

@@ -86,7 +86,7 @@ def test_the_classic_builder_tunes_in_a_run_step_too(serving: str, engine: Any, 
 
     container = client.containers.create(serving, ["true"], user="0:0")
     try:
-        container.put_archive("/opt", _folder(stage_plan(plan, tmp_path / "plan"), "tuning"))
+        container.put_archive("/opt", _folder(stage_plan(plan, tmp_path / "plan") / "opt" / "tuning", "tuning"))
         container.commit("tuned-test/serving", "tuner")
     finally:
         container.remove(force=True)

@@ -113,6 +113,7 @@ def test_files_of_one_size_and_different_content_get_different_times(tmp_path: P
 def test_the_staged_code_is_what_the_image_needs_and_no_more(tmp_path: Path) -> None:
     package = Path(contexts.__file__).resolve().parents[1]
     code = contexts.stage_code(package, tmp_path / "code")
+    code = code / "opt" / "pipeline"
     names = {p.relative_to(code).parts[1] for p in code.rglob("*.py")}
     assert names == {*contexts.SHIPPED_MODULES, *contexts.SHIPPED_ROOMS}
     assert (code / "bin" / "pipeline-run").read_bytes().startswith(b"#!")
