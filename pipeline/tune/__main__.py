@@ -22,7 +22,9 @@ from pipeline.contract.places import FAILURE_FILE
 
 from .diagnose import RankTrouble
 from .planfile import read_plan
+from .state import open_state
 from .steps import RankStep
+from .strategy import STRATEGIES
 
 
 class NothingPlanned(UsageError):
@@ -37,8 +39,35 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("out", type=Path, metavar="OUT", help="directory to write <version>/<arch>/<hash>/ below")
     parser.add_argument("--previous", type=Path, metavar="DIR", help="take up a sound cache below DIR")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="bound of the process group, seconds")
+    parser.add_argument(
+        "--strategy",
+        choices=STRATEGIES,
+        default="",
+        help="how the ranks share the work (default: the best that this FlashInfer allows)",
+    )
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="keep each finished op in DIR and take up what an interrupted run left there",
+    )
+    parser.add_argument("--no-resume", dest="resume", action="store_false", help="take up nothing from --state")
     parser.add_argument("--nproc", type=int, metavar="N", help="number of ranks (default: as planned)")
     parser.add_argument("--stage", action="store_true", help="write failures to OUT/failure.json and end with 0")
+    parser.add_argument(
+        "--judge",
+        choices=("on", "off"),
+        default="on",
+        help="measure the leading tactics and the default again before choosing; off: FlashInfer's argmin",
+    )
+    parser.add_argument(
+        "--judge-budget", type=float, default=1.5, metavar="S", help="seconds of judging per op and bucket, on average"
+    )
+    parser.add_argument(
+        "--share-gpu",
+        action="store_true",
+        help="let several ranks use one GPU: the contract between them is real, their timings are not",
+    )
     return parser
 
 
@@ -48,8 +77,8 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
 
     plan = read_plan(arguments.plan)
     nproc = plan.layout.world if arguments.nproc is None else arguments.nproc
-    if nproc < 1 or not arguments.timeout > 0:
-        raise UsageError("--nproc and --timeout must be positive")
+    if nproc < 1 or not arguments.timeout > 0 or not arguments.judge_budget > 0:
+        raise UsageError("--nproc, --timeout and --judge-budget must be positive")
     if not plan.ops:
         raise NothingPlanned(
             f"the plan of {plan.model} tunes nothing",
@@ -68,6 +97,12 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
         crew = Crew(nproc, arguments.timeout, work, tell)
         words = ["--plan", str(arguments.plan.resolve()), "--out", str(arguments.out.resolve()), "--work", str(work),
                  "--timeout", str(arguments.timeout)]  # fmt: skip
+        words += ["--judge", arguments.judge, "--judge-budget", str(arguments.judge_budget)]
+        words += ["--share-gpu"] * arguments.share_gpu + ["--no-resume"] * (not arguments.resume)
+        if arguments.strategy:
+            words += ["--strategy", arguments.strategy]
+        if arguments.state is not None:
+            words += ["--state", str(open_state(arguments.state))]
         if arguments.previous is not None:
             words += ["--previous", str(arguments.previous.resolve())]
         try:
@@ -128,7 +163,8 @@ def main(words: list[str] | None = None) -> int:
         )
         return int(Exit.OK)
     except KeyboardInterrupt:
-        log.note("interrupted; nothing was saved")
+        kept = f"; --state {arguments.state} keeps the finished ops" if arguments.state is not None else ""
+        log.note(f"interrupted; nothing was saved{kept}")
         return int(Exit.INTERRUPTED)
     _say(told)
     return int(Exit.OK)

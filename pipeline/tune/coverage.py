@@ -133,14 +133,17 @@ class Measured:
 
 def _judged(row: Covered, judged: Judged) -> Covered:
     """A row with what judging found: times side by side with the default, and what decided."""
+    note = "; ".join(part for part in (row.note, judged.note) if part)
+    if judged.ratio is None:  # not judged after all
+        return replace(row, note=note)
     return replace(
         row,
-        candidates=judged.candidates,
-        failed=judged.failed,
+        candidates=max(row.candidates, judged.candidates),
+        failed=max(row.failed, judged.failed),
         time_ms=judged.time_ms,
         default_ms=judged.default_ms,
         ratio=judged.ratio,
         spread=judged.spread,
         decided_by=judged.decided_by,
-        note="; ".join(part for part in (row.note, judged.note) if part),
+        note=note,
     )

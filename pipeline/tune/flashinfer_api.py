@@ -29,7 +29,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "AutoTuner._instance", "AutoTuner._profile_single_kernel", "AutoTuner._find_nearest_profile",
         "AutoTuner._get_cache_key", "AutoTuner._get_input_sizes", "AutoTuner._prepare_input_tensors_with_batches",
         "AutoTuner._prepare_input_tensors", "TunableRunner.get_valid_tactics",
-        "_collect_metadata", "_METADATA_KEY", "_tactic_to_json", "_json_to_tactic", "delay_kernel",
+        "_collect_metadata", "_METADATA_KEY", "_tactic_to_json", "_json_to_tactic", "_tactic_to_json_hashable",
+        "delay_kernel",
     ),
     "flashinfer.version": ("__version__",),
     "flashinfer.jit.env": ("FLASHINFER_WORKSPACE_DIR", "FLASHINFER_CACHE_DIR"),
@@ -127,6 +128,54 @@ def entries(tuner: Any) -> dict[str, Held]:  # noqa: ANN401 - an AutoTuner
             key.runner_class_name, at._tactic_to_json(tactic), at._tactic_to_json(policy), selection
         )
     return held
+
+
+def tactic_json(tactic: Any) -> Any:  # noqa: ANN401 - whatever a runner offers
+    """A tactic as a JSON value."""
+    return importlib.import_module(MODULE)._tactic_to_json(tactic)
+
+
+def tactic_of(value: Any) -> Any:  # noqa: ANN401
+    """A tactic from its JSON value."""
+    return importlib.import_module(MODULE)._json_to_tactic(value)
+
+
+def tactic_hashable(value: Any) -> Any:  # noqa: ANN401
+    """A tactic, or its JSON value, as the blocklist compares it."""
+    return importlib.import_module(MODULE)._tactic_to_json_hashable(value)
+
+
+def bake(tuner: Any, question: Any, runner: int, tactic: Any) -> str:  # noqa: ANN401 - an AutoTuner, a Question
+    """Let `tactic` of the runner at place `runner` answer a question, in place of any entry that answered before.
+
+    Tactic -1 is what every runner does untuned; written as an entry it is a hit like any other. Returns the file key.
+    """
+    shapes = tuner._get_input_sizes(question.inputs)
+    keys = [
+        tuner._get_cache_key(
+            question.custom_op, one, shapes, question.config, one.get_cache_key_extras(question.inputs)
+        )
+        for one in question.runners
+    ]
+    policies, selections = (getattr(tuner, f"_profiling_cache_{name}", {}) for name in ("policies", "selections"))
+    profile, policy = None, None
+    for key in keys:
+        if key in tuner.profiling_cache:
+            profile, policy = tuner.profiling_cache.pop(key)[1], policies.pop((None, key), None)
+            selections.pop((None, key), None)
+        tuner._file_configs.pop(key.file_key, None)
+    tuner.profiling_cache[keys[runner]] = (tactic, profile)
+    if policy is not None:
+        policies[(None, keys[runner])] = policy
+    tuner._dirty, tuner._dirty_seq = True, tuner._dirty_seq + 1
+    return str(keys[runner].file_key)
+
+
+def forget(tuner: Any, file_key: str) -> None:  # noqa: ANN401 - an AutoTuner
+    """Drop one entry, so that the next call in tuning mode measures it again."""
+    for key in [key for key in tuner.profiling_cache if key.file_key == file_key]:
+        del tuner.profiling_cache[key]
+    tuner._file_configs.pop(file_key, None)
 
 
 def replace_entries(tuner: Any, held: Mapping[str, Held]) -> None:  # noqa: ANN401 - an AutoTuner

@@ -20,7 +20,9 @@ _DTYPES = {
 BOUNDS = {
     "float32": "2 (2^-24 |exact| + k 2^-24 |a||b|)",
     "bfloat16": "2 (2^-8 |exact| + k 2^-24 |a||b|)",
+    "float8_e4m3fn": "2 (2^-8 |exact| + sqrt(k / 32) 2^-13 |a||b|), out in bfloat16",
 }
+_ROWS = 1024  # rows that are compared: all of them up to this many, else as many spread evenly, first and last included
 
 
 class DtypeUnknown(UsageError):
@@ -51,10 +53,10 @@ def seed_for(seed: int, *what: object) -> int:
 
 
 def normal(shape: Sequence[int], dtype: torch.dtype, device: torch.device, seed: int) -> torch.Tensor:
-    """Standard normal values, the same for the same seed on every rank; drawn on the CPU, then moved."""
+    """Standard normal values, the same for the same seed on every rank with the same kind of device; drawn there."""
     need_device(device)
-    generator = torch.Generator("cpu").manual_seed(seed)
-    return torch.randn(tuple(shape), generator=generator, dtype=torch.float32).to(dtype).to(device)
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device=device).to(dtype)
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -69,10 +71,31 @@ def matmul_excess(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
     `u(out) · |exact| + k · u(float32) · (|a| @ |b|.T)`: one rounding of the result, and `k` roundings of a sum that is
     kept in float32. Two unit roundoffs in all are allowed where the theory needs one.
     """
-    wide_a, wide_b = a.double(), b.double()
-    exact = wide_a @ wide_b.T
-    scale = wide_a.abs() @ wide_b.abs().T
-    allowed = unit_roundoff(out.dtype) * exact.abs() + a.shape[-1] * unit_roundoff(torch.float32) * scale
-    wrong = (out.double() - exact).abs()
-    excess = torch.where(torch.isfinite(out.double()), wrong / (2 * allowed + 1e-300), torch.inf)
+    return _excess(out, a, b, 1.0, a.shape[-1] * unit_roundoff(torch.float32))
+
+
+def fp8_excess(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> float:
+    """As `matmul_excess`, for fp8 operands and a product that is scaled by `scale`.
+
+    Hopper's fp8 products are summed with 14 bits, of which 13 are a fraction, 32 elements at a time; the roundings of
+    those `k / 32` steps differ in sign, so that their root is allowed in place of their number.
+    """
+    return _excess(out, a, b, scale, (a.shape[-1] / 32) ** 0.5 * 2.0**-13)
+
+
+def _excess(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float, summing: float) -> float:
+    """The largest error over twice what is allowed: a rounding of the result, and `summing` of `|a| @ |b|.T`."""
+    rows = a.shape[0]
+    if rows > _ROWS:
+        chosen = torch.linspace(0, rows - 1, _ROWS, device=a.device, dtype=torch.float64).round().long()
+        out, a = (
+            out[chosen],
+            a[chosen.to(a.device)] if a.element_size() > 1 else a.view(torch.uint8)[chosen].view(a.dtype),
+        )
+    wide_a, wide_b = (t.float().double() if t.element_size() == 1 else t.double() for t in (a, b))
+    exact = wide_a @ wide_b.T * scale
+    size = wide_a.abs() @ wide_b.abs().T * scale
+    allowed = unit_roundoff(out.dtype) * exact.abs() + summing * size
+    wide = out.double()
+    excess = torch.where(torch.isfinite(wide), (wide - exact).abs() / (2 * allowed + 1e-300), torch.inf)
     return float(excess.max())

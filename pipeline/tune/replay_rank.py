@@ -90,6 +90,7 @@ def work(directory: Path, place: Path, steps: Steps) -> None:
     from pipeline.contract.opnames import is_skipped
 
     from . import flashinfer_api
+    from .device import take_device
     from .inputs import BOUNDS
     from .record import differences, read_record
     from .tuner import ObservedTuner
@@ -97,9 +98,7 @@ def work(directory: Path, place: Path, steps: Steps) -> None:
     rank, _ = life.environment()
     manifest = load_manifest(directory / MANIFEST_FILE)
     plan = manifest.plan
-    device = torch.device("cpu") if plan.device == "cpu" else torch.device("cuda", rank % torch.cuda.device_count())
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    device = take_device(plan, share_gpu=True)  # nothing is measured: sharing a GPU does no harm
     tuner = ObservedTuner({}, forbid=True)
     flashinfer_api.install(tuner)
     at, found = flashinfer_api.load(), Replay(tuner, manifest, device, steps)

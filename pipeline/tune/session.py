@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,30 +13,40 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipeline.contract.errors import UsageError
+from pipeline.contract.errors import TuningError, UsageError
 from pipeline.contract.files import write_whole
+from pipeline.contract.manifest import Module
 from pipeline.contract.opnames import is_skipped
 from pipeline.contract.plan import Plan
 from pipeline.contract.record import Record
 
 from . import flashinfer_api
 from . import rank as life
+from .agreement import one_gpu_each
 from .coverage import Measured
 from .cpu_shim import CPU_KNOBS
+from .device import shared_note, take_device
 from .ops import adapter_of
 from .planfile import read_plan
 from .previous import Earlier, find_earlier
 from .ranks import Ranks, join
 from .record import read_record
+from .state import Kept, find_kept, forget
+from .strategy import SYNCHRONIZED, Strategy, choose
 from .tuner import ObservedTuner
 
 if TYPE_CHECKING:
+    from .judging.budget import Budget
     from .ops import Case
     from .steps import Steps
 
 
 class PlanElsewhere(UsageError):
     """The plan was made for another FlashInfer, device or number of ranks than are here."""
+
+
+class DeviceChanged(TuningError):
+    """A rank is no longer on the GPU that it began with."""
 
 
 class NothingTuned(UsageError):
@@ -51,6 +62,12 @@ class Options:
     work: Path
     timeout: float
     previous: Path | None
+    judge: str = "on"
+    judge_budget: float = 1.5
+    share_gpu: bool = False
+    strategy: str = ""
+    state: Path | None = None
+    resume: bool = True
 
 
 @dataclass
@@ -71,6 +88,29 @@ class Session:
     used: dict[int, list[str]] = field(default_factory=dict)
     cases: dict[int, Case] = field(default_factory=dict)
     seconds: float = 0.0
+    blocked: list[dict[str, Any]] = field(default_factory=list)  # tactics found wrong or crashing
+    modules: tuple[Module, ...] = ()
+    phases: dict[str, float] = field(default_factory=dict)  # seconds by phase
+    budget: Budget | None = None
+    notes: list[str] = field(default_factory=list)
+    strategy: Strategy = field(default_factory=lambda: Strategy(SYNCHRONIZED, ""))
+    took_up: bool = False  # whether the ranks began with entries
+
+    def deciding(self) -> dict[str, Any]:
+        """All beside the plan that decides what a tuning chooses."""
+        return deciding(self.options, self.strategy, self.record, self.tuner, self.ranks.world)
+
+    def devices(self) -> dict[str, str]:
+        """Rank to GPU UUID (on a CPU to `cpu`). Raises `DeviceChanged` where this rank has left its own."""
+        mine = self.facts[self.ranks.rank]["uuid"]
+        if self.device.type == "cuda":
+            now_on = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+            if now_on != mine:
+                raise DeviceChanged(
+                    f"rank {self.ranks.rank} is on GPU {now_on}, it began on {mine}",
+                    hint="an op made another device current",
+                )
+        return {str(one["rank"]): one["uuid"] or one["device"] for one in self.facts}
 
     def holds(self, index: int) -> bool:
         """Whether this rank holds op `index`."""
@@ -115,25 +155,54 @@ def begin(options: Options, steps: Steps) -> Session:
     began, started = time.monotonic(), now()
     plan = read_plan(options.plan)
     rank, world = life.environment()
-    device = torch.device("cpu") if plan.device == "cpu" else torch.device("cuda", rank % torch.cuda.device_count())
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    device = take_device(plan, share_gpu=options.share_gpu)
     tuner = ObservedTuner(CPU_KNOBS if device.type == "cpu" else {}, on_measure=steps.tick)
     flashinfer_api.install(tuner)
     ranks = join(rank, world, options.timeout, steps, holders(plan, world))
     steps.say("reading the environment record")
     facts = ranks.gather(_device_facts(rank, device))
+    if not options.share_gpu:
+        one_gpu_each(facts)
     record = read_record(plan.device, gpus=[one["gpu"] for one in facts] if device.type == "cuda" else ())
     ranks.contract(_terms(plan, record, options), "before tuning")
     check_plan(plan, record, world)
+    version, can = flashinfer_api.version(), flashinfer_api.has_process_group()
+    strategy = choose(options.strategy, plan, world, version=version, process_group=can)
     steps.say("taking up an earlier cache")
-    earlier = ranks.broadcast(find_earlier(options.previous, record) if rank == 0 else None)
+    decided = deciding(options, strategy, record, tuner, world)
+    found = _take_up(options, plan, record, decided) if rank == 0 else None
+    earlier, kept = ranks.broadcast(found)
     if earlier.data:
         place = options.work / f"rank-{rank}.previous.json"
         write_whole(place, earlier.data)
         tuner.load_configs(str(place))
-    measured = Measured(earlier.covered)
-    return Session(options, plan, ranks, device, record, tuner, measured, earlier, facts, started, began)
+    flashinfer_api.add_entries(tuner, kept.entries)
+    measured = Measured((*earlier.covered, *kept.covered))
+    session = Session(options, plan, ranks, device, record, tuner, measured, earlier, facts, started, began)
+    session.strategy, session.took_up = strategy, bool(earlier.data or kept.entries)
+    session.notes += [*kept.notes, *shared_note(facts)]
+    return session
+
+
+def _take_up(options: Options, plan: Plan, record: Record, decided: Mapping[str, Any]) -> tuple[Earlier, Kept]:
+    """What the leader finds to begin with: an earlier cache, and what an interrupted run left."""
+    if not options.resume:
+        forget(options.state, plan, decided)
+        return find_earlier(options.previous, record), Kept()
+    return find_earlier(options.previous, record), find_kept(options.state, plan, decided)
+
+
+def deciding(options: Options, strategy: Strategy, record: Record, tuner: ObservedTuner, world: int) -> dict[str, Any]:
+    """All beside the plan that decides what a tuning chooses: environment, strategy, ranks, and how it measures."""
+    return {
+        "record": record.key_inputs(),
+        "strategy": strategy.name,
+        "ranks": world,
+        "warmup": tuner.warmup,
+        "repeat": tuner.repeat,
+        "judging": [options.judge, options.judge_budget],
+        "share_gpu": options.share_gpu,
+    }
 
 
 def _device_facts(rank: int, device: torch.device) -> dict[str, Any]:
@@ -154,6 +223,9 @@ def _terms(plan: Plan, record: Record, options: Options) -> dict[str, Any]:
         "round_up": plan.round_up,
         "buckets": {op.name: list(op.buckets) for op in plan.ops},
         "timeout": options.timeout,
+        "strategy": options.strategy,
+        "resume": [str(options.state or ""), options.resume],
+        "judging": [options.judge, options.judge_budget],
         "environment record": record.key_inputs(),
         "FlashInfer's environment variables": {
             name: value

@@ -15,10 +15,14 @@ from . import flashinfer_api
 from .agreement import Held, RankResult, merge
 from .coverage import CoverageMissing, cover
 from .cpu_shim import SUBSTITUTIONS
+from .doubts import doubtful
 from .save import file_facts
 from .session import Session, holders, now
+from .strategy import INDEPENDENT, SYNCHRONIZED
 
-_STRATEGY = "synchronized"
+_HINTS = {
+    INDEPENDENT: "nothing was saved; ranks that tune alone rarely agree: use --strategy synchronized or sharded",
+}
 
 
 def settle(session: Session) -> dict[str, tuple[int, ...]]:
@@ -29,7 +33,9 @@ def settle(session: Session) -> dict[str, tuple[int, ...]]:
     wanted = {key for keys in session.used.values() for key in keys}
     held = {key: entry for key, entry in flashinfer_api.entries(session.tuner).items() if key in wanted}
     results: list[RankResult] = ranks.gather(own_result(ranks.rank, held, session.used))
-    union, owners = merge(results, holders(session.plan, ranks.world))
+    name = session.strategy.name
+    everyone = holders(session.plan, ranks.world) if name in (SYNCHRONIZED, INDEPENDENT) else None
+    union, owners = merge(results, everyone, _HINTS.get(name, "nothing was saved; the ranks did not tune in step"))
     session.facts = [{**fact, "entries": len(r.entries)} for fact, r in zip(session.facts, results, strict=True)]
     flashinfer_api.replace_entries(session.tuner, union)
     return owners
@@ -67,11 +73,19 @@ def check_saved(session: Session) -> tuple[Path, list[Covered]]:
     session.facts = [
         {**fact, "seconds": round(seconds, 3)} for fact, (seconds, _) in zip(session.facts, said, strict=True)
     ]
-    first: dict[int, list[Covered]] = {}
-    for _, theirs in said:
-        for index, found in theirs.items():
-            first.setdefault(index, found)
-    return saved, [row for index in sorted(first) for row in first[index]]
+    return saved, _best_known([theirs for _, theirs in said])
+
+
+def _best_known(said: Sequence[dict[int, list[Covered]]]) -> list[Covered]:
+    """One row for each op, bucket and entry: of the rank that measured it, where not all did."""
+    best: dict[tuple[int, int, str], Covered] = {}
+    for theirs in said:
+        for index, rows in theirs.items():
+            for row in rows:
+                known = best.setdefault((index, row.bucket, row.entry), row)
+                if row.candidates > known.candidates:
+                    best[index, row.bucket, row.entry] = row
+    return [best[place] for place in sorted(best, key=lambda place: place[:2])]
 
 
 def manifest_of(
@@ -84,11 +98,8 @@ def manifest_of(
         key=str(make_key(plan.digest, record)),
         plan=plan,
         record=record,
-        strategy=_STRATEGY,
-        strategy_reason=(
-            f"FlashInfer {plan.flashinfer_version} has set_autotune_process_group: {world} ranks averaged the time of "
-            "every tactic over a gloo group and chose alike"
-        ),
+        strategy=session.strategy.name,
+        strategy_reason=session.strategy.reason,
         ranks=tuple(RankFacts(**fact) for fact in session.facts),
         owners=owners,
         covered=tuple(covered),
@@ -100,9 +111,13 @@ def manifest_of(
             "nproc": world,
             "warmup": session.tuner.warmup,
             "repeat": session.tuner.repeat,
-            "judge": "off",
+            "judge": session.options.judge,
+            "judge_budget": session.options.judge_budget,
+            "share_gpu": session.options.share_gpu,
         },
         substitutions=SUBSTITUTIONS if session.device.type == "cpu" else (),
         previous=session.earlier.sha256,
-        notes=session.earlier.notes,
+        blocked=tuple(session.blocked),
+        modules=session.modules,
+        notes=(*session.earlier.notes, *session.notes, *doubtful(covered)),
     )

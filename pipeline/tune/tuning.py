@@ -1,8 +1,10 @@
-"""Tuning every op of a plan in step with the other ranks that hold it."""
+"""Tuning the ops of a plan: in step with the other ranks, or each rank its own share."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,52 +14,132 @@ from pipeline.contract.opnames import is_skipped
 from pipeline.contract.plan import OpPlan
 
 from . import flashinfer_api
-from .coverage import settings
+from .coverage import call, settings
 from .cpu_shim import cpu_clock
+from .guard import stops_rank
 from .inputs import seed_for
+from .judging.court import judge_op
 from .ops import adapter_of
 from .session import Session, holders
+from .state import keep
+from .strategy import LEADER, SHARDED, deal
+from .winners import prove
 
 
 def tune(session: Session) -> None:
-    """Tune every op of the plan that this rank holds, in the plan's order, in step with the other holders."""
-    at, ranks = flashinfer_api.load(), session.ranks
+    """Tune every op of the plan that this rank holds, in the plan's order, the way the session's strategy says."""
     clock = cpu_clock() if session.device.type == "cpu" else contextlib.nullcontext()
-    with clock, ranks.watched_reductions():
-        for index, op in enumerate(session.plan.ops):
-            if not session.holds(index):
-                continue
-            group = ranks.group(holders(session.plan, ranks.world)[index])
-            try:
-                at.set_autotune_process_group(group)
-                _tune_one(session, index, op, group)
-            finally:
-                at.set_autotune_process_group(None)
+    with clock, stops_rank(), session.ranks.watched_reductions():
+        if session.strategy.in_step:
+            _in_step(session)
+        else:
+            _apart(session)
 
 
-def _tune_one(session: Session, index: int, op: OpPlan, group: Any) -> None:  # noqa: ANN401 - a ProcessGroup
-    plan, steps, tuner = session.plan, session.ranks.steps, session.tuner
+def _in_step(session: Session) -> None:
+    """Every holder of an op measures it, and FlashInfer averages each time over them."""
+    at, ranks = flashinfer_api.load(), session.ranks
+    for index, group in _held(session):
+        buckets = _prepare(session, index, group)
+        try:
+            at.set_autotune_process_group(group)
+            _measure(session, index, buckets, group)
+        finally:
+            at.set_autotune_process_group(None)
+        if buckets:
+            keep(session, index, buckets, lambda value, group=group: ranks.gather(value, group))  # type: ignore[misc]
+
+
+def _apart(session: Session) -> None:
+    """The ranks agree on everything first; from then on none waits for another until all have measured their share."""
+    todo = {index: _prepare(session, index, group) for index, group in _held(session)}
+    for index, buckets in _share(session, todo).items():
+        _measure(session, index, buckets, None)
+        keep(session, index, buckets, _alone)
+
+
+def _held(session: Session) -> list[tuple[int, Any]]:
+    """The ops that this rank holds, and for each the group of its holders."""
+    everyone = holders(session.plan, session.ranks.world)
+    return [(i, session.ranks.group(everyone[i])) for i in range(len(session.plan.ops)) if session.holds(i)]
+
+
+def _share(session: Session, todo: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, ...]]:
+    """What this rank measures of what is to be tuned, by index of the op."""
+    rank, everyone = session.ranks.rank, holders(session.plan, session.ranks.world)
+    if session.strategy.name == LEADER:
+        todo = {index: buckets for index, buckets in todo.items() if everyone[index][0] == rank}
+    elif session.strategy.name == SHARDED:
+        # All ranks must deal from one list: what is to be tuned of an op is known to its holders only.
+        known: list[Mapping[int, Sequence[int]]] = session.ranks.gather(todo)
+        return deal(session.plan, {i: b for one in known for i, b in one.items()}, everyone).get(rank, {})
+    return {index: tuple(buckets) for index, buckets in todo.items() if buckets}
+
+
+def _alone(value: Any) -> list[Any]:  # noqa: ANN401 - whatever is gathered
+    """What a gather over this rank alone returns."""
+    return [value]
+
+
+def _prepare(session: Session, index: int, group: Any) -> tuple[int, ...]:  # noqa: ANN401 - a ProcessGroup
+    """Make an op's inputs, agree with its other holders, and return the buckets to tune, ascending."""
+    plan, steps, op = session.plan, session.ranks.steps, session.plan.ops[index]
     steps.say(f"preparing {op.name} ({op.op})", op=index + 1)
     case = session.cases[index] = adapter_of(op).make(op, session.device, plan.seed)
-    before = flashinfer_api.entries(tuner)
+    held = flashinfer_api.entries(session.tuner)
+    todo = () if is_skipped(op.op, plan.skip_ops) else _unanswered(session, index)
     session.ranks.contract(
         {
+            "plan digest": plan.digest,
             "op": op.meaning(),
             "buckets": list(op.buckets),
             "skip_ops": sorted(plan.skip_ops),
-            "cache entries at entry": {key: sha256_json(held.answer().decode()) for key, held in before.items()},
-            "tactic lists": {str(bucket): case.tactics(bucket) for bucket in op.buckets},
+            "rank to GPU": session.devices(),
+            "cache entries at entry": {key: sha256_json(one.answer().decode()) for key, one in held.items()},
+            "buckets to tune": list(todo),
+            "tactic lists": {str(bucket): case.tactics(bucket) for bucket in todo},
         },
         f"before {op.name}",
         group,
     )
-    if is_skipped(op.op, plan.skip_ops):
+    return todo
+
+
+def _unanswered(session: Session, index: int) -> tuple[int, ...]:
+    """The buckets of an op for which nothing that was taken up has an answer; notes the entries of the others."""
+    op = session.plan.ops[index]
+    if not session.took_up:
+        return op.buckets
+    found: list[int] = []
+    keys: set[str] = set()
+    with settings(session.plan, op, tune=False):
+        for bucket in op.buckets:
+            lookups = call(session.tuner, session.cases[index], bucket).lookups
+            if lookups and all(lookup.hit for lookup in lookups):
+                keys.update(lookup.key for lookup in lookups)
+            else:
+                found.append(bucket)
+    session.used[index] = sorted(keys)
+    return tuple(found)
+
+
+def _measure(session: Session, index: int, buckets: Sequence[int], group: Any) -> None:  # noqa: ANN401
+    """Let FlashInfer tune these buckets of an op; judge its choice. `group` is None where this rank is alone."""
+    plan, tuner, op = session.plan, session.tuner, session.plan.ops[index]
+    if not buckets:
         return
+    part: OpPlan = replace(op, buckets=tuple(buckets))
+    before = flashinfer_api.entries(tuner).keys()
     torch.manual_seed(seed_for(plan.seed, "profiles", index))  # FlashInfer draws its own inputs from the global state
-    steps.say(f"tuning {op.name} ({op.op}), {len(op.buckets)} buckets")
+    session.ranks.steps.say(f"tuning {op.name} ({op.op}), {len(buckets)} buckets", op=index + 1)
     tuner.watch.clear()
-    with settings(plan, op, tune=True):
-        case.call(op.buckets[-1])
+    with settings(plan, part, tune=True):
+        session.cases[index].call(part.buckets[-1])
     session.measured.add(op, tuner.watch.samples)
     hits = {lookup.key for lookup in tuner.watch.lookups if lookup.hit}
-    session.used[index] = sorted(hits | (flashinfer_api.entries(tuner).keys() - before.keys()))
+    gather = _alone if group is None else lambda value: session.ranks.gather(value, group)
+    judge_op(session, part, session.cases[index], before, gather)
+    prove(session, part, session.cases[index], before, gather)
+    now = flashinfer_api.entries(tuner).keys()  # judging may have moved an entry to another runner
+    known = set(session.used.get(index, ()))
+    session.used[index] = sorted(known | (hits & now) | (now - before))

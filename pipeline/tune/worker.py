@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 def work(options: argparse.Namespace, steps: Steps) -> None:
     """Everything one rank does."""
     steps.say("importing torch and FlashInfer")
+    from .jit import prebuild
     from .save import publish
     from .session import Options, begin
     from .settle import check_saved, manifest_of, settle
+    from .state import forget
     from .tuning import tune
 
     session = begin(Options(**vars(options)), steps)
+    prebuild(session)
     tune(session)
     owners = settle(session)
     saved, covered = check_saved(session)
@@ -39,18 +42,21 @@ def work(options: argparse.Namespace, steps: Steps) -> None:
         steps.say("writing the tuned directory")
         manifest = manifest_of(session, saved, owners, covered)
         place = publish(options.out, make_key(session.plan.digest, session.record), saved, manifest)
+        forget(options.state, session.plan, session.deciding())
         write_json(
             life.result_path(options.work, 0),
             {
                 "key": manifest.key,
                 "path": str(place),
                 "ranks": session.ranks.world,
+                "strategy": manifest.strategy,
                 "entries": sum(manifest.entries_per_op().values()),
                 "covered": len(covered),
                 "sha256": sha256_file(place / CACHE_FILE),
                 "seconds": round(time.monotonic() - session.began, 3),
                 "notes": list(manifest.notes),
                 "substitutions": list(manifest.substitutions),
+                "phases": {name: round(seconds, 3) for name, seconds in session.phases.items()},
             },
         )
     session.ranks.barrier()
@@ -64,6 +70,12 @@ def main() -> int:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--timeout", type=float, required=True)
     parser.add_argument("--previous", type=Path)
+    parser.add_argument("--judge", choices=("on", "off"), default="on")
+    parser.add_argument("--judge-budget", type=float, default=1.5)
+    parser.add_argument("--share-gpu", action="store_true")
+    parser.add_argument("--strategy", default="")
+    parser.add_argument("--state", type=Path)
+    parser.add_argument("--no-resume", dest="resume", action="store_false")
     options = parser.parse_args()
     rank, _ = life.environment()
     return life.live(rank, options.work, lambda steps: work(options, steps))

@@ -16,7 +16,7 @@ from pipeline.contract.plan import OpPlan, Plan
 if TYPE_CHECKING:
     import torch
 
-ADAPTERS: Mapping[str, str] = {"cpu_mm": "pipeline.tune.ops.cpu_mm"}
+ADAPTERS: Mapping[str, str] = {name: f"pipeline.tune.ops.{name}" for name in ("cpu_mm", "mm_bf16", "bmm_fp8")}
 
 
 class OpUnknown(UsageError):
@@ -41,6 +41,9 @@ class Adapter(Protocol):
 
     CUSTOM_OPS: tuple[str, ...]
     DEVICE: str
+
+    def modules(self, op: OpPlan) -> list[Any]:
+        """FlashInfer's JitSpecs of the compiled modules that the op loads."""
 
     def make(self, op: OpPlan, device: torch.device, seed: int) -> Case:
         """Prepare one op of a plan on a device."""

@@ -209,6 +209,11 @@ def _rows_of_first(shapes: Any) -> int:  # noqa: ANN401 - FlashInfer's
     return int(shapes[0][0])
 
 
+def modules(op: OpPlan) -> list[Any]:  # noqa: ARG001
+    """None: torch's own kernels."""
+    return []
+
+
 def make(op: OpPlan, device: torch.device, seed: int) -> CpuMatmul:
     """Prepare a product; raise `CpuOpInvalid`, `DtypeUnknown`, or `TypeError` for a device that is a string."""
     with warnings.catch_warnings():

@@ -1,0 +1,140 @@
+"""The compiled modules that a plan loads, built once per node before anything is timed.
+
+The first rank of each node builds all of them in one run of ninja, and says how far it is; the others wait. Then
+every rank loads them. Building takes minutes and must not fall into a measurement, nor into a group's timeout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.contract.digest import sha256_file
+from pipeline.contract.errors import TuningError
+from pipeline.contract.manifest import Module
+from pipeline.contract.opnames import is_skipped
+from pipeline.contract.plan import Plan
+
+from .ops import adapter_of
+from .ops.cuda import spec
+
+if TYPE_CHECKING:
+    from .session import Session
+    from .steps import Steps
+
+_PATIENCE = 4 * 3600.0  # seconds that a build may take; 182 sources of one MoE module take an hour and a half
+_TICK = 2.0
+_ONLY_TUNING = ("flashinfer.jit.tllm_utils", "gen_trtllm_utils_module")  # the delay before a timed launch
+
+
+class JitFailed(TuningError):
+    """A module could not be compiled or loaded."""
+
+
+def prebuild(session: Session) -> None:
+    """Build and load the plan's modules on every node, and list them in the session. Raises `JitFailed` on all ranks.
+
+    Nothing to do on a CPU, or where all of them came compiled with FlashInfer.
+    """
+    if session.device.type != "cuda":
+        return
+    began, ranks = time.monotonic(), session.ranks
+    ranks.steps.say("finding the JIT modules")
+    wanted = specs_of(session.plan)
+    error = ""
+    if int(os.environ.get("LOCAL_RANK") or ranks.rank) == 0:
+        error = _build([*wanted.values(), spec(*_ONLY_TUNING)], ranks.steps)
+    _all_well(ranks.gather(error))
+    ranks.steps.say("loading the JIT modules")
+    try:
+        for one in (*wanted.values(), spec(*_ONLY_TUNING)):
+            one.build_and_load()
+    except Exception as failure:  # noqa: BLE001 - linkers and loaders raise anything
+        error = _words(failure)
+    _all_well(ranks.gather(error))
+    session.modules = tuple(describe(one) for _, one in sorted(wanted.items()))
+    session.phases["jit"] = time.monotonic() - began
+
+
+def specs_of(plan: Plan) -> dict[str, Any]:
+    """FlashInfer's JitSpec of each module that the plan loads, by name."""
+    found: dict[str, Any] = {}
+    for op in plan.ops:
+        if not is_skipped(op.op, plan.skip_ops):
+            for one in adapter_of(op).modules(op):
+                found.setdefault(one.name, one)
+    return found
+
+
+def describe(one: Any) -> Module:  # noqa: ANN401 - a JitSpec
+    """Name, size and sha256 of a compiled module."""
+    path = one.get_library_path()
+    return Module(one.name, path.stat().st_size, sha256_file(path))
+
+
+def _build(specs: Sequence[Any], steps: Steps) -> str:
+    """Build what is not there; return what went wrong, or nothing."""
+    from flashinfer.jit import build_jit_specs
+
+    missing = [one for one in specs if not one.is_aot]
+    if not missing:
+        return ""
+    try:
+        with _progress(missing, steps):
+            build_jit_specs(missing, verbose=False)
+    except Exception as failure:  # noqa: BLE001 - whatever the compiler's driver raises
+        return _words(failure)
+    return ""
+
+
+@contextlib.contextmanager
+def _progress(specs: Sequence[Any], steps: Steps) -> Iterator[None]:
+    """Say how many objects are compiled, from a thread: the build itself only blocks. Falls silent after _PATIENCE,
+    so that the watchdog ends a build that hangs.
+    """
+    objects = {str(path): path for one in specs for path in one.get_object_paths()}
+    done, end, began = threading.Event(), time.monotonic() + _PATIENCE, time.time()
+
+    def tell() -> None:
+        while not done.wait(_TICK) and time.monotonic() < end:
+            made = _made(objects, began)
+            steps.say(f"building {len(specs)} JIT modules, {made} of {len(objects)} objects compiled",
+                      f"{time.time() - began:.0f} s")  # fmt: skip
+
+    steps.say(f"building {len(specs)} JIT modules")
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _made(objects: Mapping[str, Any], began: float) -> int:
+    made = 0
+    for path in objects.values():
+        with contextlib.suppress(OSError):
+            made += path.stat().st_mtime >= began
+    return made
+
+
+def _words(failure: BaseException) -> str:
+    return f"{type(failure).__name__}: {failure}"
+
+
+def _all_well(said: Sequence[str]) -> None:
+    """Raise on every rank where one of them failed."""
+    wrong = [(rank, one) for rank, one in enumerate(said) if one]
+    if wrong:
+        rank, text = wrong[0]
+        lines = text.strip().splitlines()
+        raise JitFailed(
+            f"rank {rank} could not compile FlashInfer's modules: {lines[0]}",
+            details=lines[-20:],
+            hint="the image needs nvcc, ninja and the CUDA headers, or FlashInfer's compiled modules",
+        )
