@@ -29,7 +29,11 @@ class Covered:
 
     `entry` is the key in FlashInfer's file, `runner` and `tactic` what it holds. Times are in milliseconds, the
     mean over all ranks, None where FlashInfer does not report them. `candidates` counts the tactics that were
-    timed, `failed` those that no rank may use.
+    timed, `failed` those that no rank may use. A row that was judged has in `default_ms` the time of what FlashInfer
+    runs untuned, in `ratio` the chosen time over it, in `spread` the half width of the ratio's confidence interval,
+    both relative, and in `decided_by` the reason: `default`, `faster`, `tie`, or `argmin` where it was not judged.
+
+    An op may look up several entries at one bucket (a MoE layer has one per product): a row for each.
     """
 
     op: str
@@ -42,6 +46,9 @@ class Covered:
     time_ms: float | None = None
     default_ms: float | None = None
     note: str = ""
+    ratio: float | None = None
+    spread: float | None = None
+    decided_by: str = "argmin"
 
 
 @dataclass(frozen=True)
