@@ -16,7 +16,7 @@ import torch
 from pipeline.contract.plan import OpPlan
 from pipeline.tune.inputs import dtype_of, fp8_excess, need_device, normal, seed_for
 
-from .cuda import capability, choose_backends, nan, need_capability, spec
+from .cuda import capability, choose_backends, nan, need_capability, spec, workspace
 from .question import offered
 
 CUSTOM_OPS = ("fp8_gemm",)
@@ -65,7 +65,7 @@ class Fp8Product:
             return out
         from flashinfer.gemm import gemm_base
 
-        room = gemm_base._get_cache_buf("bmm_fp8_workspace", gemm_base.DEFAULT_WORKSPACE_SIZE, self._device)
+        room = workspace("bmm_fp8_workspace", gemm_base.DEFAULT_WORKSPACE_SIZE, self._device)
         cutlass = "cutlass_sm12x" if capability(self._device) >= 120 else "cutlass_sm10x"
         names = [cutlass if name == "cutlass" else name for name in self._backends]
         gemm_base.fp8_gemm_sm100(a, b, *self._scales, out, room, names)

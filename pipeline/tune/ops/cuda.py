@@ -64,3 +64,11 @@ def spec(module: str, name: str, *arguments: object) -> Any:  # noqa: ANN401 - a
 def nan(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """An output in which everything that is not written shows."""
     return torch.full(shape, float("nan"), dtype=dtype, device=device)
+
+
+def workspace(name: str, size: int, device: torch.device) -> torch.Tensor:
+    """FlashInfer's own scratch buffer of an op, `size` bytes: its size is in some keys."""
+    from flashinfer.utils import _get_cache_buf
+
+    found: torch.Tensor = _get_cache_buf(name, size, device)
+    return found

@@ -19,7 +19,7 @@ import torch
 from pipeline.contract.plan import OpPlan
 from pipeline.tune.inputs import dtype_of, matmul_excess, need_device, normal, seed_for
 
-from .cuda import choose_backends, nan, need_capability, need_version, spec
+from .cuda import choose_backends, nan, need_capability, need_version, spec, workspace
 from .question import offered
 
 CUSTOM_OPS = ("bf16_gemm",)
@@ -68,7 +68,7 @@ class Bf16Product:
             return out
         from flashinfer.gemm import gemm_base
 
-        room = gemm_base._get_cache_buf("mm_bf16_workspace", gemm_base.DEFAULT_WORKSPACE_SIZE, self._device)
+        room = workspace("mm_bf16_workspace", gemm_base.DEFAULT_WORKSPACE_SIZE, self._device)
         gemm_base.bf16_gemm_sm100(a, self._weight.T, None, False, out, room, list(self._backends))
         return out
 

@@ -1,0 +1,247 @@
+"""What one GPU of compute capability 9.0 shows: plan, tune, replay in fresh processes, and the numbers.
+
+    python -m tests.gpu.bench_h200 OUT [--smoke] [--seconds 520]
+
+Needs torch, FlashInfer, nvcc and ninja. Every step is a process of its own with a bound; one that fails is noted and
+the next begins. OUT gets results.json, written anew after each step, log.txt, and the manifests. Plans lie beside this
+file; made by `pipeline plan <model> --arch 90a --ops qkv,o,gate_up,down --out …`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.contract.plan import Layout, OpPlan, Plan
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+FAULTS = ROOT / "tests" / "tune" / "faults"
+FP8 = {"a": "float8_e4m3fn", "b": "float8_e4m3fn", "out": "bfloat16"}
+
+
+@dataclass
+class Bench:
+    """Where results go, and until when steps may begin."""
+
+    out: Path
+    work: Path
+    deadline: float
+    results: dict[str, Any] = field(default_factory=dict)
+
+    def step(self, name: str, words: Sequence[object], bound: float, **env: str) -> Any:
+        """Run one process; note how it ended, how long it took, and the JSON on its last line of output."""
+        left = self.deadline - time.monotonic()
+        if left < 15:
+            self.note(name, {"status": "not begun: no time left"})
+            return None
+        began = time.monotonic()
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(
+                p for p in (env.pop("first", ""), str(ROOT), os.environ.get("PYTHONPATH", "")) if p
+            ),
+            "FLASHINFER_WORKSPACE_BASE": env.pop("workspace", str(self.work / "workspace")),
+            **env,
+        }
+        try:
+            done = subprocess.run([sys.executable, "-m", *map(str, words)], cwd=ROOT, env=environment, text=True,
+                                  capture_output=True, timeout=min(bound, left), check=False)  # fmt: skip
+            status: Any = done.returncode
+            stdout, stderr = done.stdout, done.stderr
+        except subprocess.TimeoutExpired as error:
+            status = "timeout"
+            stdout, stderr = (
+                s.decode(errors="replace") if isinstance(s, bytes) else s or "" for s in (error.stdout, error.stderr)
+            )
+        told: Any = None
+        if stdout.strip().startswith("{"):
+            try:
+                told = json.loads(stdout.strip().splitlines()[-1])
+            except ValueError:
+                told = None
+        self.note(name, {"status": status, "seconds": round(time.monotonic() - began, 3), "told": told})
+        with (self.out / "log.txt").open("a") as stream:
+            stream.write(f"\n===== {name}: {status}\n{stderr[-6000:]}\n")
+        return told
+
+    def note(self, name: str, value: Any) -> None:
+        """Add to results.json."""
+        self.results[name] = value
+        (self.out / "results.json").write_text(json.dumps(self.results, indent=1))
+        text = json.dumps(value)
+        print(f"{name}: {text[:300]}", flush=True)  # noqa: T201
+
+    def keep(self, name: str) -> None:
+        """Take a tuned cache's manifest along."""
+        for path in (self.work / name).glob("*/*/*/manifest.json"):
+            value = json.loads(path.read_bytes())
+            rows = [{k: row[k] for k in ("op", "bucket", "runner", "tactic", "time_ms", "default_ms", "ratio", "spread",
+                                         "decided_by", "candidates", "note")} for row in value["covered"]]  # fmt: skip
+            told = {k: value[k] for k in ("key", "options", "modules", "blocked", "notes", "ranks", "record")}
+            (self.out / f"{name}.json").write_text(json.dumps({**told, "covered": rows}))
+
+
+def read_plan(name: str, version: str) -> Plan:
+    """A plan beside this file, for the FlashInfer that is installed."""
+    plan = Plan.from_json(json.loads((HERE / "plans" / f"{name}.json").read_bytes()))
+    exact = version < "0.7.4"
+    ops = tuple(replace(op, options={**{k: v for k, v in op.options.items() if k != "hits"},
+                                     **({"hits": "exact"} if exact and op.op == "mm_bf16" else {})}) for op in plan.ops)  # fmt: skip
+    return replace(plan, flashinfer_version=version, ops=ops)
+
+
+def both(plan: Plan) -> Plan:
+    """The products of a bf16 plan, and the same in fp8."""
+    fp8 = tuple(
+        replace(op, name=f"{op.name}_fp8", op="bmm_fp8", dtypes=FP8, backends=("cublas",), options={})
+        for op in plan.ops
+    )
+    return replace(plan, model=f"{plan.model} in bf16 and fp8", ops=(*plan.ops, *fp8))
+
+
+def small(version: str, ranks: int, buckets: tuple[int, ...]) -> Plan:
+    """Two small products."""
+    exact = {"hits": "exact"} if version < "0.7.4" else {}
+    shape = {"n": 2048, "k": 2048}
+    ops = (
+        OpPlan(
+            "bf16",
+            "mm_bf16",
+            shape,
+            {"a": "bfloat16", "b": "bfloat16", "out": "bfloat16"},
+            buckets,
+            ("cublaslt", "tinygemm"),
+            exact,
+        ),
+        OpPlan("fp8", "bmm_fp8", shape, FP8, buckets, ("cublas",)),
+    )
+    return Plan("small", "cuda", "90a", version, Layout(tp=ranks), ops, seed=3)
+
+
+def write(plan: Plan, path: Path) -> Path:
+    """plan.json."""
+    path.write_text(json.dumps(plan.to_json()))
+    return path
+
+
+def numbers(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
+    """Geometric mean, worst and best of default over tuned: above 1 is faster than untuned."""
+    found = [
+        (1 / row["ratio"], f"{row['op']} at {row['tokens']}") for row in rows if row["kind"] == kind and "ratio" in row
+    ]
+    if not found:
+        return {}
+    gains = sorted(found)
+    moved = [gain for gain, row in zip((1 / r["ratio"] for r in rows if r["kind"] == kind and "ratio" in r),
+                                       (r for r in rows if r["kind"] == kind and "ratio" in r), strict=True) if row["tactic"] != -1]  # fmt: skip
+    return {
+        "count": len(gains),
+        "geometric_mean": round(math.exp(sum(math.log(g) for g, _ in gains) / len(gains)), 5),
+        "median": round(gains[len(gains) // 2][0], 5),
+        "worst": [round(gains[0][0], 5), gains[0][1]],
+        "best": [round(gains[-1][0], 5), gains[-1][1]],
+        "left_default": len(moved),
+        "worst_of_those": round(min(moved), 5) if moved else None,
+        "hits": sum(row["hit"] for row in rows if row["kind"] == kind),
+    }
+
+
+def differing(one: Path, other: Path) -> dict[str, Any]:
+    """How many entries two caches answer differently."""
+    read = [{(row["op"], row["bucket"]): [row["runner"], row["tactic"]] for row in json.loads(path.read_bytes())["covered"]}
+            for path in (one, other)]  # fmt: skip
+    changed = [f"{op} at {bucket}: {read[0][op, bucket]} {read[1][op, bucket]}" for op, bucket in read[0]
+               if read[0][op, bucket] != read[1][op, bucket]]  # fmt: skip
+    return {"of": len(read[0]), "differ": len(changed), "which": changed}
+
+
+def tune(bench: Bench, plan: Path, name: str, *words: object, bound: float = 150) -> None:
+    """One tuning run into its own directory."""
+    bench.step(f"tune {name}", ["pipeline.tune", plan, bench.work / name, *words], bound)
+    bench.keep(name)
+
+
+def measure(bench: Bench, name: str, label: str, *words: object, bound: float = 90) -> list[dict[str, Any]]:
+    """Time a cache in a fresh process; note the summary."""
+    path = bench.work / f"{label}.json"
+    bench.step(f"process {label}", ["tests.gpu.measure_cache", bench.work / name, path, *words], bound)
+    if not path.exists():
+        return []
+    value = json.loads(path.read_bytes())
+    shutil.copyfile(path, bench.out / path.name)
+    kinds = sorted({row["kind"] for row in value["rows"]})
+    bench.note(label, {kind: numbers(value["rows"], kind) for kind in kinds})
+    rows: list[dict[str, Any]] = value["rows"]
+    return rows
+
+
+def sharing(bench: Bench, version: str, bound: float = 60) -> None:
+    """The contract between two ranks on one GPU: refused unless asked for, kept, and noticed when broken."""
+    plan = write(small(version, 2, (1, 16)), bench.work / "shared.plan.json")
+    bench.step("2 ranks, sharing not asked for", ["pipeline.tune", plan, bench.work / "refused"], bound)
+    tune(bench, plan, "shared", "--share-gpu", "--timeout", 60, bound=bound)
+    bench.step("replay shared", ["pipeline.tune.replay", "--root", bench.work / "shared"], bound)
+    bench.step("2 ranks, other buckets on one", ["pipeline.tune", plan, bench.work / "broken", "--share-gpu", "--timeout", 20], bound,
+               first=str(FAULTS), PIPELINE_TEST_FAULT="other_buckets", PIPELINE_TEST_RANK="1")  # fmt: skip
+
+
+def smoke(bench: Bench, version: str) -> None:
+    """Small shapes: does everything run?"""
+    plan = write(small(version, 1, (1, 16, 128)), bench.work / "small.plan.json")
+    tune(bench, plan, "small", bound=140)
+    bench.step("replay small", ["pipeline.tune.replay", "--root", bench.work / "small"], 40)
+    measure(bench, "small", "small-tuned-counts", bound=30)
+    sharing(bench, version, bound=40)
+
+
+def whole(bench: Bench, version: str) -> None:
+    """Both models, three judged tunes, one unjudged, and what fresh processes measure."""
+    plan = write(both(read_plan("llama-3.1-8b", version)), bench.work / "8b.plan.json")
+    for name, words in (("on-1", ()), ("on-2", ()), ("off", ("--judge", "off"))):
+        tune(bench, plan, name, *words)
+    for name in ("on-1", "off"):
+        measure(bench, name, f"{name}-tuned-counts")
+        measure(bench, name, f"{name}-untuned-counts", "--untuned")
+    tune(bench, plan, "on-3")
+    names = [name for name in ("on-1", "on-2", "on-3") if (bench.out / f"{name}.json").exists()]
+    for one, other in ((a, b) for i, a in enumerate(names) for b in names[i + 1 :]):
+        bench.note(f"{one} and {other}", differing(bench.out / f"{one}.json", bench.out / f"{other}.json"))
+        measure(bench, one, f"{one}-against-{other}", "--against", bench.work / other, bound=40)
+    bench.step("replay on-1", ["pipeline.tune.replay", "--root", bench.work / "on-1"], 60)
+    sharing(bench, version)
+    large = write(read_plan("llama-3.3-70b-fp8", version), bench.work / "70b.plan.json")
+    tune(bench, large, "70b")
+    bench.step("replay 70b", ["pipeline.tune.replay", "--root", bench.work / "70b"], 60)
+    measure(bench, "70b", "70b-tuned-counts")
+    measure(bench, "70b", "70b-untuned-counts", "--untuned")
+
+
+def main() -> None:
+    """Run all steps."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--seconds", type=float, default=520)
+    parser.add_argument("--work", type=Path, default=Path("/tmp/bench_h200"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.work.mkdir(parents=True, exist_ok=True)
+    bench = Bench(options.out, options.work, time.monotonic() + options.seconds)
+    record = bench.step("record", ["pipeline.tune.record"], 60)
+    version = record["record"]["flashinfer"]["flashinfer_version"] if record else "0.6.16.post3"
+    (smoke if options.smoke else whole)(bench, version)
+
+
+if __name__ == "__main__":
+    main()
