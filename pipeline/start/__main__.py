@@ -50,6 +50,12 @@ def prepare(environment: dict[str, str]) -> Found | None:
     try:
         found = check(environment)
         base, remark = workspace(environment)
+        if found.chosen is not None and found.chosen.options:
+            from pipeline.start.offer import offer
+
+            missed, said = offer(found.chosen, environment)
+            found.miss(missed)
+            remark = "; ".join(filter(None, (remark, said)))
     except Exception as error:  # noqa: BLE001 - a bug of ours must not keep a server from starting
         say(f"tuned cache: not used: the check failed: {error!r}")
         return None
@@ -58,7 +64,7 @@ def prepare(environment: dict[str, str]) -> Found | None:
     if found.chosen is not None:
         environment[ENV_CACHE_DIR] = found.root
         environment[ENV_FILE] = found.chosen.path
-    say(found.line() + (f"; workspace: {remark}" if remark else ""))
+    say(found.line() + (f"; {remark}" if remark else ""))
     return found
 
 

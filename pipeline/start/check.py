@@ -28,6 +28,11 @@ class Found:
         self.seconds = seconds
         self.nvml_seconds = nvml_seconds
 
+    def miss(self, why: str) -> None:
+        """Take back the choice where `why` says that the engine would not find it."""
+        if why:
+            self.chosen, self.why = None, why
+
     def line(self) -> str:
         """The one line that a start prints, without control characters, whatever a manifest holds."""
         took = f"{self.seconds * 1000:.0f} ms"

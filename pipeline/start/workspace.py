@@ -28,12 +28,20 @@ def workspace(environment: Mapping[str, str]) -> tuple[str, str]:
         return "", ""
     if set_by_user:
         return "", f"{ENV_WORKSPACE}={set_by_user} is not writable"
+    made = own_directory(environment, "flashinfer")
+    if not made:
+        return "", f"no directory is writable: set {ENV_WORKSPACE}"
+    return made, "what is compiled there cannot be loaded (noexec)" if _no_execution(made) else ""
+
+
+def own_directory(environment: Mapping[str, str], name: str) -> str:
+    """A directory of this user alone below a temporary one, preferring those that allow execution; empty for none."""
     places = [place for place in (environment.get("TMPDIR", ""), *_TEMPORARY) if place and writable(place)]
     for place in sorted(places, key=_no_execution):
-        made = _own(os.path.join(place, f"flashinfer-{os.getuid()}"))
+        made = _own(os.path.join(place, f"{name}-{os.getuid()}"))
         if made:
-            return made, "what is compiled there cannot be loaded (noexec)" if _no_execution(place) else ""
-    return "", f"no directory is writable: set {ENV_WORKSPACE}"
+            return made
+    return ""
 
 
 def writable(path: str) -> bool:

@@ -352,8 +352,62 @@ def test_a_planted_workspace_is_not_taken(tmp_path, monkeypatch):
 
 def test_the_room_stays_light():
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import pipeline.start.__main__, pipeline.start.nvml\n"
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import pipeline.start.__main__, pipeline.start.nvml, pipeline.start.offer\n"
         "print(sorted({'pathlib', 'dataclasses', 'inspect', 'argparse', 'typing', 'subprocess'} & set(sys.modules)))"
     )
     out = subprocess.run([sys.executable, "-IS", "-c", code, str(ROOT)], capture_output=True, text=True, check=True)
     assert out.stdout == "[]\n"
+
+
+def layout_options(**more):
+    made = {"engine": "vllm", "variable": "VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR", "directory": "e" * 64, **more}
+    return {"layout": made}
+
+
+def offered(fake, tmp_path, options, **env):
+    samples.write(tmp_path / "root", H200, options=options)
+    base = {"PIPELINE_AUTOTUNE_CACHE_DIR": str(tmp_path / "root"), "TMPDIR": str(tmp_path), **env}
+    code = "import os, json; print(json.dumps(dict(os.environ)))"
+    done = start(sys.executable, "-c", code, env=base, fake=fake, gpus=TWO)
+    return json.loads(done.stdout), done.stderr
+
+
+def test_an_engine_that_writes_gets_a_copy(fake_nvml, tmp_path):
+    seen, said = offered(fake_nvml, tmp_path, layout_options())
+    place = Path(seen["VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR"])
+    assert place.parent == tmp_path and place.stat().st_mode & 0o777 == 0o700
+    copy = place / ("e" * 64) / CACHE_FILE
+    baked = Path(seen["PIPELINE_TUNED_CACHE"])
+    assert copy.read_bytes() == baked.read_bytes() and os.access(copy, os.W_OK)
+    assert [p.name for p in copy.parent.iterdir()] == [CACHE_FILE]
+    assert said.startswith("tuned cache: 3 entries")
+    copy.write_text("what the engine wrote")
+    env = {"PIPELINE_AUTOTUNE_CACHE_DIR": str(tmp_path / "root"), "TMPDIR": str(tmp_path)}
+    start("true", env=env, fake=fake_nvml, gpus=TWO)
+    assert copy.read_bytes() == baked.read_bytes()  # each start begins with the baked one
+
+
+def test_a_variable_that_is_set_is_the_users(fake_nvml, tmp_path):
+    seen, said = offered(fake_nvml, tmp_path, layout_options(), VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR="/mine")
+    assert seen["VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR"] == "/mine" and "left alone" in said
+
+
+def test_what_changes_the_engines_hash_is_a_miss(fake_nvml, tmp_path):
+    options = layout_options(variables={"VLLM_USE_DEEP_GEMM": "0"})
+    env = {"VLLM_USE_DEEP_GEMM": "0", "VLLM_LOGGING_LEVEL": "DEBUG"}
+    assert "3 entries" in offered(fake_nvml, tmp_path / "a", options, **env)[1]
+    _, said = offered(fake_nvml, tmp_path / "b", options, VLLM_API_KEY="x")
+    assert "not used: the engine's own hash changes with VLLM_API_KEY, VLLM_USE_DEEP_GEMM" in said
+    env = {"PIPELINE_AUTOTUNE_CACHE_DIR": str(tmp_path / "b" / "root"), "PIPELINE_REQUIRE_TUNED": "1"}
+    assert start("true", env=env, fake=fake_nvml, gpus=TWO).returncode == 7
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"directory": "../x"}, {"directory": "/etc"}, {"directory": ""}, {"variable": "LD_PRELOAD"}, {"variable": 3}],
+)
+def test_a_layout_that_leads_elsewhere_is_not_followed(fake_nvml, tmp_path, change):
+    seen, said = offered(fake_nvml, tmp_path, layout_options(**change))
+    assert "not used: its manifest describes no layout" in said and "LD_PRELOAD" not in seen
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["root"]
