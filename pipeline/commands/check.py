@@ -15,6 +15,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("text", "json", "github"), default="text", help="how findings are printed (default: text)"
     )
+    parser.add_argument(
+        "--online", action="store_true", help="ask the index that pip is configured for what packages require"
+    )
     parser.add_argument("--fix", action="store_true", help="run `pipeline sync` first")
 
 
@@ -32,7 +35,12 @@ def execute(arguments: argparse.Namespace) -> int:
 
             for path in sync(arguments.root, load(arguments.root)):
                 log.note(f"wrote {path}")
-        result = check(arguments.root)
+        if arguments.online:
+            from pipeline.versions.online import check_online
+
+            result = check_online(arguments.root, log.note)
+        else:
+            result = check(arguments.root)
     except (SourceInvalid, TemplatesInvalid) as error:
         sys.stdout.write(render(error.findings, arguments.format))
         log.note(f"hint: {error.hint}")

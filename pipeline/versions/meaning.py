@@ -44,6 +44,18 @@ def collect(tree: Tree, versions: Versions) -> Meaning:
     return _Collector(tree, versions).run()
 
 
+def looked_at(tree: Tree, findings: list[Finding] | None = None) -> Iterator[str]:
+    """Every file that may hold a version, with findings for those that must not be followed."""
+    try:
+        names = sorted(entry.name for entry in tree.root.iterdir() if entry.is_file() or entry.is_symlink())
+    except OSError:
+        names = []
+    yield from (name for name in names if _DOCKERFILE.search(name) or _is_bake(name) or _REQUIREMENTS.match(name))
+    for folder in ("docker", "requirements"):
+        if (tree.root / folder).exists():
+            yield from tree.walk(folder, [] if findings is None else findings)
+
+
 def judge(versions: Versions, meaning: Meaning) -> list[Finding]:
     """The findings of a look: what disagrees, what cannot be read, and names that reach nothing."""
     findings = list(meaning.findings)
@@ -66,7 +78,7 @@ class _Collector:
         self.rendered = has_templates(tree.root)
 
     def run(self) -> Meaning:
-        for path in self._files():
+        for path in looked_at(self.tree, self.result.findings):
             kind = self._kind(path)
             if kind is None:
                 continue
@@ -85,16 +97,6 @@ class _Collector:
                 continue
             self._text(path, kind, decode(data)[0] if kind != "docker" else data.decode("utf-8", "replace"))
         return self.result
-
-    def _files(self) -> Iterator[str]:
-        try:
-            names = sorted(entry.name for entry in self.tree.root.iterdir() if entry.is_file() or entry.is_symlink())
-        except OSError:
-            names = []
-        yield from (name for name in names if _DOCKERFILE.search(name) or _is_bake(name) or _REQUIREMENTS.match(name))
-        for folder in ("docker", "requirements"):
-            if (self.tree.root / folder).exists():
-                yield from self.tree.walk(folder, self.result.findings)
 
     def _kind(self, path: str) -> str | None:
         name = posixpath.basename(path)
@@ -146,7 +148,8 @@ class _Collector:
             if value is not None and value != versions[name]:
                 wrong = f"{what} {name}={value}, {FILE} says {versions[name]}"
             kind = "ARG" if what == "ARG" else "bake"
-            self.result.sites.add(Site(path, line, name, kind, f"{what} {name}", wrong))
+            text = f"{what} {name}" + ("" if value is None else f"={value}")
+            self.result.sites.add(Site(path, line, name, kind, text, wrong))
             return
         if not value:
             return

@@ -1,0 +1,56 @@
+"""The check with the index asked: are the pinned versions there, and is what they require what was recorded?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from . import index
+from .check import Result, check_meaning, compare
+from .findings import Finding
+from .meaning import collect
+from .metadata import RECORD, Record, Recorded, governed_pins, load_record, python_version
+from .render import has_templates
+from .source import load
+from .texts import Texts
+from .tree import Tree
+
+
+def check_online(root: Path, say: Callable[[str], None]) -> Result:
+    """Check a whole tree as `check` does, with packages' requirements from the index; raise `IndexFailed`."""
+    versions = load(root)
+    tree = Tree(root)
+    findings = compare(root, versions) if has_templates(root) else []
+    pins = governed_pins(versions, collect(tree, versions))
+    python = python_version(versions)
+    governors = Texts(versions).governors
+    wanted = [(name, pin.extras, versions[governors[name]]) for name, pin in sorted(pins.items())]
+    say(f"asking the index for {len(wanted)} packages")
+    fresh: dict[str, Recorded] = {}
+    try:
+        fresh = index.describe(wanted, python)
+    except index.IndexLacks:
+        for one in wanted:
+            try:
+                fresh |= index.describe([one], python)
+            except index.IndexLacks:
+                pin = pins[one[0]]
+                findings.append(Finding(pin.path, pin.line, 0, f"the index has no {one[0]} {one[2]}", "index"))
+    recorded, wrong = load_record(tree)
+    findings += [*wrong, *_differences(fresh, recorded)]
+    lacking = {name for name, _, _ in wanted} - set(fresh)
+    result = check_meaning(tree, versions, findings, record=fresh)
+    kept = [one for one in result.findings if one.rule != "record" or not lacking]
+    return Result(kept, result.notes)
+
+
+def _differences(fresh: Record, recorded: Record | None) -> list[Finding]:
+    if recorded is None:
+        return []
+    return [
+        Finding(
+            RECORD, 0, 0, f"what {name} requires is no longer what was recorded; `pipeline bump --refresh`", "record"
+        )
+        for name, entry in fresh.items()
+        if name in recorded and recorded[name] != entry
+    ]
