@@ -1,0 +1,67 @@
+"""The first pass of a serving process over a plan's ops, in one of three ways; prints its times as one line of JSON.
+
+    python first_pass.py tuned|tune|default PLAN
+
+`tuned` loads the baked cache, `tune` measures every tactic first as a server without a cache does, `default` takes
+FlashInfer's untuned defaults. Runs in the image, or in a bare process with the same packages: the floor.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+BEGAN = time.perf_counter()
+TOKENS = (1, 3, 17, 100, 333, 1000, 4000)
+
+
+def main(mode: str, place: str) -> None:
+    """Import, load or tune, run each op at seven token counts, and say what took how long (seconds)."""
+    from pathlib import Path
+
+    import torch
+    from flashinfer.autotuner import autotune
+
+    from pipeline.contract.plan import Plan
+    from pipeline.tune.ops import adapter_of
+    from pipeline.tune.runtime import tuned
+
+    plan = Plan.from_json(json.loads(Path(place).read_text(encoding="utf-8")))
+    device = torch.device("cuda", 0) if plan.device == "cuda" else torch.device("cpu")
+    imported = time.perf_counter()
+    cases = [(op, adapter_of(op).make(op, device, plan.seed)) for op in plan.ops]
+
+    def run(case: object, tokens: int) -> None:
+        case.call(tokens)  # type: ignore[attr-defined]
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    entries = 0
+    if mode == "tuned":
+        with tuned(require=True) as loaded:
+            entries = loaded.entries if loaded is not None else 0
+            first = _pass(cases, run)
+    elif mode == "tune":
+        for op, case in cases:
+            with autotune(True, tuning_buckets=tuple(op.buckets), round_up=plan.round_up):
+                run(case, max(op.buckets))
+        first = _pass(cases, run)
+    else:
+        first = _pass(cases, run)
+    ended = time.perf_counter()
+    told = {"mode": mode, "entries": entries, "imports": imported - BEGAN, "total": ended - BEGAN, "pass": first}
+    print(json.dumps({name: round(v, 4) if isinstance(v, float) else v for name, v in told.items()}), flush=True)
+
+
+def _pass(cases: list, run: object) -> float:  # type: ignore[type-arg]
+    began = time.perf_counter()
+    for op, case in cases:
+        for tokens in TOKENS:
+            if tokens <= max(op.buckets):
+                run(case, tokens)  # type: ignore[operator]
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
