@@ -1,13 +1,8 @@
-"""Our judgement against FlashInfer's own, in an interpreter that can import it.
-
-PIPELINE_TUNE_PYTHON names that interpreter; PIPELINE_TUNE_PYTHONPATHS, separated by colons, further directories that
-hold other versions of FlashInfer's package to be tried in front of its own.
-"""
+"""Our judgement against FlashInfer's own: records classified, files loaded, managed stores found."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 from pathlib import Path
@@ -15,15 +10,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.cache.judge import compare, judge_source
+from pipeline.cache.layouts import vllm
 from pipeline.cache.read import inspect_cache
 
 CASES = Path(__file__).parents[1] / "cases" / "caches"
-PYTHON = os.environ.get("PIPELINE_TUNE_PYTHON", "")
-PATHS = ["", *filter(None, os.environ.get("PIPELINE_TUNE_PYTHONPATHS", "").split(":"))]
-pytestmark = [
-    pytest.mark.flashinfer,
-    pytest.mark.skipif(not PYTHON, reason="PIPELINE_TUNE_PYTHON names no interpreter with FlashInfer"),
-]
+pytestmark = pytest.mark.flashinfer
 
 # Runs beside FlashInfer: classifies pairs of records, loads files under a given record, says what it then holds.
 ORACLE = """
@@ -48,11 +39,10 @@ json.dump(out, sys.stdout)
 """
 
 
-def ask(path, work, tmp_path):
-    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": path, "LANG": "C.UTF-8"}
-    done = subprocess.run(
-        [PYTHON, "-c", ORACLE], input=json.dumps(work), capture_output=True, text=True, env=env, check=False
-    )
+def ask(tuner, work):
+    command = [tuner.python, "-c", ORACLE]
+    env = tuner.environment()
+    done = subprocess.run(command, input=json.dumps(work), capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
@@ -110,10 +100,9 @@ def damaged(tmp_path):
     return [*sorted(CASES.glob("*.json")), *sorted(tmp_path.glob("*.json"))]
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda p: Path(p).name or "own")
-def test_records_are_classified_as_flashinfer_does(path, tmp_path):
+def test_records_are_classified_as_flashinfer_does(tuner):
     work = pairs()
-    answer = ask(path, {"pairs": work, "files": []}, tmp_path)
+    answer = ask(tuner, {"pairs": work, "files": []})
     assert set(answer["fields"]) - {"cutlass_dsl_version"} == set(HERE) - {"cutlass_dsl_version"}
     for (saved, current), (hard, soft) in zip(work, answer["classified"], strict=True):
         ours = compare(saved, current)
@@ -121,13 +110,12 @@ def test_records_are_classified_as_flashinfer_does(path, tmp_path):
         assert {f.name: [f.saved, f.current] for f in ours if f.kind == "soft"} == soft, (saved, current)
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda p: Path(p).name or "own")
-def test_files_are_loaded_where_we_say_so(path, tmp_path):
+def test_files_are_loaded_where_we_say_so(tuner, tmp_path):
     (tmp_path / "files").mkdir()
     environments = [{k: v for k, v in HERE.items() if k != "cutlass_dsl_version"}]
     environments += [{**environments[0], "cudnn_frontend_version": "1.32.0"}, {**environments[0], "gpu": "unknown"}]
     files = [[str(f), env] for f in damaged(tmp_path / "files") if f.name != "expected.json" for env in environments]
-    answer = ask(path, {"pairs": [], "files": files}, tmp_path)
+    answer = ask(tuner, {"pairs": [], "files": files})
     agreed = 0
     for (name, env), (loaded, held) in zip(files, answer["loaded"], strict=True):
         ours = judge_source(Path(name), env)
@@ -140,3 +128,28 @@ def test_files_are_loaded_where_we_say_so(path, tmp_path):
         elif loaded is True:  # ours alone: without a record, without entries, or with one that FlashInfer lets pass
             assert inspect_cache(Path(name)).findings, (name, env)
     assert agreed > 20
+
+
+STORE = """
+import json, sys
+try:
+    from flashinfer.autotune_cache import ManagedAutotuneCache
+except ImportError:
+    print("none")
+    raise SystemExit
+store = ManagedAutotuneCache(manifest={"gpu": "NVIDIA H200", "flashinfer_version": "0.7.4"}, root=sys.argv[1])
+for n in range(3):
+    store.publish(f"('op', 'R', (({n}, 64),), ())", "R", [1, n])
+print(store.env_dir)
+"""
+
+
+def test_a_managed_store_is_gathered_and_confirmed(tuner, tmp_path):
+    command = [tuner.python, "-c", STORE, str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, env=tuner.environment(), check=True)
+    place = done.stdout.splitlines()[-1]
+    if place == "none":
+        pytest.skip("this FlashInfer has no managed store")
+    (group,) = vllm.gather(str(tmp_path / "store"))
+    assert group.parts["kind"] == "store" and str(group.root / group.directory) == place
+    assert len(group.files) == 4 and vllm.check(group) == ()
