@@ -1,14 +1,25 @@
-"""Tests that run the real tuner: ranks under torchrun, the real AutoTuner on CPU, in an interpreter that has both."""
+"""Tests that run the real tuner: ranks under torchrun, the real AutoTuner on CPU, in an interpreter that has both.
+
+What runs where: everything runs on the pinned FlashInfer; on the other one (PIPELINE_TUNE_OTHER) everything that its
+AutoTuner has a part in, which is all but what is marked `once` (plans that are refused unread, interrupts, damage to
+caches). Ranks are forked from an interpreter that has imported torch and FlashInfer (warm.py), which saves most of the
+time; the cache that most tests read, its replay and the killed ranks use processes that import for themselves.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tune_harness import ROOT, Tuner, write_plan
+from warm import write_shim
 
 from pipeline.contract.plan import Layout, OpPlan, Plan
 
@@ -26,14 +37,35 @@ def _python() -> str:
 
 
 @pytest.fixture(scope="session", params=["pinned", "other"])
-def tuner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tuner:
+def tuner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuner]:
     """The pinned FlashInfer, then the other one that one code base must serve (PIPELINE_TUNE_OTHER: its directory)."""
     other = os.environ.get("PIPELINE_TUNE_OTHER", "")
     if request.param == "other" and not Path(other or "/nonexistent").is_dir():
         if os.environ.get("CI") == "true":
             pytest.fail("PIPELINE_TUNE_OTHER must name a directory with another FlashInfer: `make test` sets it")
         pytest.skip("no other FlashInfer: set PIPELINE_TUNE_OTHER to a directory that holds one")
-    return Tuner(_python(), other if request.param == "other" else "", tmp_path_factory.mktemp("workspace"))
+    place = tmp_path_factory.mktemp("workspace")
+    cold = Tuner(_python(), other if request.param == "other" else "", place)
+    line = tempfile.mkdtemp()  # short: the path of a socket may have 107 characters
+    settings = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "FLASHINFER_LOGGING_LEVEL": "warning", "HOME": str(place)}
+    command = [cold.python, str(Path(__file__).with_name("warm.py")), "serve", f"{line}/warm"]
+    with subprocess.Popen(command, env={**cold.environment(), **settings}, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        yield replace(cold, shim=str(write_shim(cold.python, f"{line}/warm", Path(line) / "python")))
+        server.kill()
+    shutil.rmtree(line)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "once: runs on the pinned FlashInfer only, since nothing of it depends on that")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `once` for the other FlashInfer."""
+    again = [i for i in items if i.get_closest_marker("once") and "[other" in i.name]
+    config.hook.pytest_deselected(items=again)
+    items[:] = [item for item in items if item not in again]
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +101,7 @@ def make_plan(record: Any) -> Callable[..., Plan]:
 def tuned(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A cache that two ranks tuned, and what the tuner told; for tests that only read it."""
     place = tmp_path_factory.mktemp("tuned")
-    done = tuner.run("pipeline.tune", write_plan(make_plan(), place / "plan.json"), place / "out", "--timeout", 30)
+    file = write_plan(make_plan(), place / "plan.json")
+    done = tuner.run("pipeline.tune", file, place / "out", "--timeout", 30, warm=False)
     assert done.status == 0, done.stderr
     return place / "out", done.told

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tune_harness import Done, Tuner, write_plan
+from tune_harness import Done, Tuner, error_line, read_manifest, write_plan
 
 from pipeline.contract.plan import Plan
 
@@ -21,19 +21,26 @@ TIMEOUT = 4  # seconds, the bound of the process group
 BOUND = 60  # seconds for everything, imports on a busy machine included
 
 
-def broken(tuner: Tuner, plan: Plan, place: Path, fault: str, *words: object, rank: int = 1) -> Done:
+def broken(
+    tuner: Tuner,
+    plan: Plan,
+    place: Path,
+    fault: str,
+    *words: object,
+    rank: int = 1,
+    bound: float = BOUND,
+    warm: bool = True,
+) -> Done:
     began = time.monotonic()
     file = write_plan(plan, place / "plan.json")
-    done = tuner.run("pipeline.tune", file, place / "out", "--timeout", TIMEOUT, *words, fault=fault, rank=rank)
-    assert time.monotonic() - began < BOUND
+    done = tuner.run(
+        "pipeline.tune", file, place / "out", "--timeout", TIMEOUT, *words, fault=fault, rank=rank, warm=warm
+    )
+    assert time.monotonic() - began < bound
     assert "Traceback (most recent call last)" not in done.stderr.split("ranks.log")[0]
     saved = [path.name for path in (place / "out").rglob("*") if path.name not in ("ranks.log", "failure.json")]
     assert saved == []
     return done
-
-
-def error_line(done: Done) -> str:
-    return next(line for line in done.stderr.splitlines() if line.startswith("error: "))
 
 
 @pytest.mark.parametrize(
@@ -61,6 +68,7 @@ def test_different_tactics_are_refused(tuner: Tuner, make_plan: Callable[..., Pl
     assert '["blas", "nk", 0, 0, 99]' in done.stderr
 
 
+@pytest.mark.once
 def test_an_entry_that_one_rank_lacks_is_refused(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
     done = broken(tuner, make_plan(), tmp_path, "entry_lost")
     assert done.status == 6
@@ -69,7 +77,7 @@ def test_an_entry_that_one_rank_lacks_is_refused(tuner: Tuner, make_plan: Callab
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_is_named(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, rank: int) -> None:
-    done = broken(tuner, make_plan(), tmp_path, "killed", rank=rank)
+    done = broken(tuner, make_plan(), tmp_path, "killed", rank=rank, warm=False)
     assert done.status == 6
     assert error_line(done).startswith(f"error: rank {rank} was ended by SIGKILL at: tuning wide")
 
@@ -98,6 +106,54 @@ def test_a_rank_that_does_not_come_is_named_with_its_stack(
     assert "sitecustomize.py" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("fault", "what"),
+    [
+        ("out_of_memory_in_preparation", "preparing CpuWholeRunner"),
+        ("out_of_memory_in_drawing", "drawing inputs"),
+        ("out_of_memory_in_cloning", "copying inputs"),
+    ],
+)
+def test_an_exhausted_memory_outside_of_a_tactic_names_the_rank(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, fault: str, what: str
+) -> None:
+    done = broken(tuner, make_plan(), tmp_path, fault, bound=20)
+    assert done.status == 6
+    assert error_line(done) == f"error: rank 1: out of memory while {what} for cpu_mm"
+    assert "planted exhaustion" in done.stderr
+
+
+@pytest.mark.parametrize("strategy", ["synchronized", "sharded"])
+def test_an_exhausted_memory_in_a_tactic_costs_that_tactic_alone(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, strategy: str
+) -> None:
+    file = write_plan(make_plan(), tmp_path / "plan.json")
+    words = ("--timeout", 30, "--strategy", strategy)
+    done = tuner.run("pipeline.tune", file, tmp_path / "out", *words, fault="out_of_memory_in_a_tactic")
+    assert done.status == 0, done.stderr
+    rows = read_manifest(tmp_path / "out").covered
+    assert len(rows) == 5
+    assert sum(row.failed for row in rows) == 1
+
+
+def test_a_rank_that_is_slow_in_preparation_is_named_after_the_bound(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    done = broken(tuner, make_plan(), tmp_path, "slow_preparation")
+    assert done.status == 6
+    assert error_line(done).startswith("error: rank 1 made no progress at: tuning wide")
+    assert "sitecustomize.py" in done.stderr
+
+
+def test_a_rank_that_is_slow_in_preparation_is_waited_for_within_the_bound(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    file = write_plan(make_plan(), tmp_path / "plan.json")
+    done = tuner.run("pipeline.tune", file, tmp_path / "out", "--timeout", 20, fault="slow_preparation_within_bound")
+    assert done.status == 0, done.stderr
+    assert done.told["covered"] == 5
+
+
 def test_a_partial_result_is_refused(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
     done = broken(tuner, make_plan(), tmp_path, "all_tactics_fail")
     assert done.status == 6
@@ -110,6 +166,7 @@ def test_a_name_that_flashinfer_lacks_is_said(tuner: Tuner, make_plan: Callable[
     assert "has no flashinfer.autotuner.autotuner.AutoTuner._get_cache_key" in error_line(done)
 
 
+@pytest.mark.once
 def test_a_plan_for_elsewhere_is_refused(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
     plan = replace(make_plan(), arch="90a", flashinfer_version="0.1.0")
     done = broken(tuner, plan, tmp_path, "")
@@ -118,6 +175,7 @@ def test_a_plan_for_elsewhere_is_refused(tuner: Tuner, make_plan: Callable[..., 
     assert "the plan is for the architecture '90a'" in done.stderr
 
 
+@pytest.mark.once
 def test_a_plan_whose_ops_are_all_skipped_is_refused(
     tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
 ) -> None:
@@ -126,6 +184,7 @@ def test_a_plan_whose_ops_are_all_skipped_is_refused(
     assert error_line(done) == "error: skip_ops (cpu_mm) leaves nothing to tune"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupt_ends_every_rank(
     tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, number: signal.Signals
@@ -149,6 +208,7 @@ def test_an_interrupt_ends_every_rank(
     assert list(tmp_path.glob("tune-*")) == []
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 99}'])
 def test_a_plan_that_is_none_is_refused_at_once(tuner: Tuner, tmp_path: Path, text: str) -> None:
     (tmp_path / "plan.json").write_text(text)
@@ -158,6 +218,7 @@ def test_a_plan_that_is_none_is_refused_at_once(tuner: Tuner, tmp_path: Path, te
     assert "hint:" in done.stderr
 
 
+@pytest.mark.once
 def test_a_device_must_not_be_a_string(tuner: Tuner) -> None:
     code = (
         "from pipeline.contract.plan import OpPlan\n"

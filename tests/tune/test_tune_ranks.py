@@ -13,22 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tune_harness import Tuner, write_plan
+from tune_harness import Tuner, only_key, read_manifest, write_plan
 
 from pipeline.cache.store import check_root
-from pipeline.contract.manifest import Manifest
 from pipeline.contract.plan import Plan
 
 pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(300)]
-
-
-def only_key(root: Path) -> Path:
-    (place,) = root.glob("*/*/*")
-    return place
-
-
-def read_manifest(root: Path) -> Manifest:
-    return Manifest.from_json(json.loads((only_key(root) / "manifest.json").read_text()))
 
 
 def test_the_record_names_this_machine(record: Any) -> None:
@@ -46,6 +36,7 @@ def test_the_tuned_directory_is_sound_to_the_host(tuned: tuple[Path, Any]) -> No
     assert {path.name for path in only_key(root).iterdir()} == {"autotune_configs.json", "manifest.json"}
 
 
+@pytest.mark.once
 def test_anyone_may_read_it(tuned: tuple[Path, Any]) -> None:
     root, _ = tuned
     for path in [root, *root.rglob("*")]:
@@ -68,7 +59,7 @@ def test_every_bucket_was_chosen_among_several_tactics(tuned: tuple[Path, Any]) 
 
 
 def test_replay_hits_everything(tuner: Tuner, tuned: tuple[Path, Any], tmp_path: Path) -> None:
-    done = tuner.run("pipeline.tune.replay", "--root", tuned[0], "--out", tmp_path / "told.json")
+    done = tuner.run("pipeline.tune.replay", "--root", tuned[0], "--out", tmp_path / "told.json", warm=False)
     assert done.status == 0, done.stderr
     told = done.told
     # wide: 1 2 4 8 9 20 32 33; narrow: 1 2 8 16 17; two ranks
@@ -78,6 +69,7 @@ def test_replay_hits_everything(tuner: Tuner, tuned: tuple[Path, Any], tmp_path:
     assert json.loads((tmp_path / "told.json").read_text()) == told
 
 
+@pytest.mark.once
 def test_replay_names_a_deleted_entry(tuner: Tuner, tuned: tuple[Path, Any], tmp_path: Path) -> None:
     root = tmp_path / "cache"
     shutil.copytree(tuned[0], root)
@@ -95,6 +87,7 @@ def test_replay_names_a_deleted_entry(tuner: Tuner, tuned: tuple[Path, Any], tmp
     assert row.entry in done.stderr
 
 
+@pytest.mark.once
 def test_replay_sees_a_wrong_output(tuner: Tuner, tuned: tuple[Path, Any]) -> None:
     done = tuner.run("pipeline.tune.replay", "--root", tuned[0], fault="wrong_output")
     assert done.status == 7
@@ -116,6 +109,7 @@ def test_replay_sees_that_a_server_would_tune(tuner: Tuner, tuned: tuple[Path, A
     assert any("a server would tune" in w["reason"] for w in done.told["wrong"])
 
 
+@pytest.mark.once
 def test_replay_sees_that_the_file_was_changed(tuner: Tuner, tuned: tuple[Path, Any], tmp_path: Path) -> None:
     root = tmp_path / "cache"
     shutil.copytree(tuned[0], root)
@@ -124,6 +118,7 @@ def test_replay_sees_that_the_file_was_changed(tuner: Tuner, tuned: tuple[Path, 
     assert {w["reason"] for w in done.told["wrong"]} == {"the cache file was changed by the replay"}
 
 
+@pytest.mark.once
 def test_replay_refuses_another_processor(tuner: Tuner, tuned: tuple[Path, Any], tmp_path: Path) -> None:
     root = tmp_path / "cache"
     shutil.copytree(tuned[0], root)
@@ -137,6 +132,7 @@ def test_replay_refuses_another_processor(tuner: Tuner, tuned: tuple[Path, Any],
     assert (different["field"], different["tuned"]) == ("cpu.model", "another")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("damage", ["truncated", "no manifest", "two keys", "nothing"])
 def test_replay_refuses_what_is_no_cache(tuner: Tuner, tuned: tuple[Path, Any], tmp_path: Path, damage: str) -> None:
     root = tmp_path / "cache"
@@ -181,6 +177,7 @@ def test_a_previous_cache_is_taken_up_and_only_the_new_is_tuned(
     assert check_root(tmp_path / "out")[1] == ()
 
 
+@pytest.mark.once
 def test_a_damaged_previous_cache_is_refused_and_said(
     tuner: Tuner, tuned: tuple[Path, Any], make_plan: Callable[..., Plan], tmp_path: Path
 ) -> None:
@@ -211,6 +208,7 @@ def test_an_op_of_one_rank_is_kept_with_its_owner(tuner: Tuner, make_plan: Calla
     assert done.told["calls"] == 8 + 8 + 5
 
 
+@pytest.mark.once
 def test_rounding_up_and_one_rank(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
     plan = make_plan(round_up=True)
     plan = replace(plan, layout=replace(plan.layout, tp=1))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.contract.manifest import Manifest
 from pipeline.contract.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,27 +38,32 @@ class Tuner:
     python: str
     path: str
     workspace: Path
+    shim: str = ""  # stands in for the interpreter: warm.py
 
-    def run(self, module: str, *words: object, fault: str = "", rank: int = 1, timeout: float = 180) -> Done:
-        """Run a module of the product to its end."""
+    def run(self, module: str, *words: object, fault: str = "", rank: object = 1, warm: bool = True) -> Done:
+        """Run a module of the product to its end. Unless `warm`, every process imports for itself."""
+        if module == "pipeline.tune" and "--judge" not in words:
+            words = (*words, "--judge", "off")  # judging takes its time on purpose, and has tests of its own
         done = subprocess.run(
             [self.python, "-m", module, *map(str, words)],
-            env=self.environment(fault, rank),
+            env=self.environment(fault, rank, warm=warm),
             capture_output=True,
             text=True,
-            timeout=timeout,
+            timeout=180,
             check=False,
         )
         return Done(done.returncode, done.stdout, done.stderr)
 
-    def environment(self, fault: str = "", rank: int = 1) -> Mapping[str, str]:
-        path = [str(FAULTS)] * bool(fault) + [self.path] * bool(self.path) + [str(ROOT)]
+    def environment(self, fault: str = "", rank: object = 1, *, warm: bool = False) -> Mapping[str, str]:
+        warm = warm and bool(self.shim)
+        path = [str(FAULTS)] * (bool(fault) or warm) + [self.path] * bool(self.path) + [str(ROOT)]
         return {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": os.pathsep.join(path),
             "FLASHINFER_WORKSPACE_BASE": str(self.workspace),
             "PIPELINE_TEST_FAULT": fault,
             "PIPELINE_TEST_RANK": str(rank),
+            **({"PIPELINE_TEST_WARM": self.shim} if warm else {}),
         }
 
     def record(self) -> Any:
@@ -70,3 +76,16 @@ class Tuner:
 def write_plan(plan: Plan, path: Path) -> Path:
     path.write_text(json.dumps(plan.to_json()))
     return path
+
+
+def only_key(root: Path) -> Path:
+    (place,) = root.glob("*/*/*")
+    return place
+
+
+def read_manifest(root: Path) -> Manifest:
+    return Manifest.from_json(json.loads((only_key(root) / "manifest.json").read_text()))
+
+
+def error_line(done: Done) -> str:
+    return next(line for line in done.stderr.splitlines() if line.startswith("error: "))

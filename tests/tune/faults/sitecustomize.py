@@ -1,7 +1,7 @@
 """Faults for tests: Python imports this at start when its directory is on PYTHONPATH.
 
-PIPELINE_TEST_FAULT names a function below; it runs in the rank PIPELINE_TEST_RANK, right after the module that it
-wants to break was imported. The product knows nothing of it.
+PIPELINE_TEST_FAULT names a function below; it runs in the rank PIPELINE_TEST_RANK (`*`: in each), right after the
+module that it wants to break was imported. The product knows nothing of it.
 """
 
 import importlib
@@ -18,6 +18,9 @@ _AT = 5  # the measurement at which something happens
 
 def _after(name, change):
     """Call `change(module)` as soon as `name` has been imported."""
+    if name in sys.modules:
+        change(sys.modules[name])
+        return
 
     class Finder(importlib.abc.MetaPathFinder):
         def find_spec(self, fullname, path, target=None):
@@ -76,6 +79,106 @@ def slow():
     _while_measuring(lambda count: time.sleep(0.05))
 
 
+def slow_preparation():
+    _in_preparation(lambda: time.sleep(60))
+
+
+def slow_preparation_within_bound():
+    _in_preparation(lambda: time.sleep(2))
+
+
+def out_of_memory_in_preparation():
+    _in_preparation(_exhaust)
+
+
+def out_of_memory_in_drawing():
+    _in_autotuner("_prepare_input_tensors", 2)
+
+
+def out_of_memory_in_cloning():
+    _in_autotuner("_prepare_input_tensors_with_batches", 2)
+
+
+def out_of_memory_in_a_tactic():
+    _while_measuring(lambda count: _exhaust() if count == _AT else None)
+
+
+def _exhaust():
+    import torch
+
+    raise torch.cuda.OutOfMemoryError("planted exhaustion")
+
+
+def _in_preparation(action):
+    def change(module):
+        real, count = module.CpuWholeRunner.forward, [0]
+
+        def forward(self, inputs, tactic=-1, do_preparation=False, **more):
+            count[0] += do_preparation
+            if do_preparation and count[0] == 2:
+                action()
+            return real(self, inputs, tactic=tactic, do_preparation=do_preparation, **more)
+
+        module.CpuWholeRunner.forward = forward
+
+    _after("pipeline.tune.ops.cpu_mm", change)
+
+
+def _in_autotuner(name, at):
+    def change(module):
+        real, count = getattr(module.AutoTuner, name), [0]
+
+        def exhausted(self, *words, **more):
+            count[0] += 1
+            if count[0] == at:
+                _exhaust()
+            return real(self, *words, **more)
+
+        setattr(module.AutoTuner, name, exhausted)
+
+    _after("flashinfer.autotuner.autotuner", change)
+
+
+def stuck_in_narrow():
+    def change(module):
+        real = module.ObservedTuner._profile_single_kernel
+
+        def measure(self, runner, inputs, tactic, tuning_config, **more):
+            if tuple(inputs[1].shape) == (64, 96):
+                time.sleep(60)
+            return real(self, runner, inputs, tactic, tuning_config, **more)
+
+        module.ObservedTuner._profile_single_kernel = measure
+
+    _after("pipeline.tune.tuner", change)
+
+
+def steady_clock():
+    """Every rank measures the same times."""
+
+    def change(module):
+        module.AutoTuner._profile_single_kernel = lambda self, runner, inputs, tactic, config, **more: (
+            1 + sum(map(ord, str(tactic))) / 1000
+        )
+
+    _after("flashinfer.autotuner.autotuner", change)
+
+
+def flashinfer_0_6_15():
+    _after("flashinfer.version", lambda module: setattr(module, "__version__", "0.6.15.post1"))
+
+
+def flashinfer_0_6_12():
+    _after("flashinfer.version", lambda module: setattr(module, "__version__", "0.6.12"))
+
+
+def no_process_group():
+    def change(module):
+        del sys.modules["flashinfer.autotuner.autotuner"].set_autotune_process_group
+
+    _after("flashinfer.autotuner", change)
+
+
 def all_tactics_fail():
     def fail(count):
         raise RuntimeError("planted failure")
@@ -128,13 +231,13 @@ def _other_plan(edit):
 
 def warm_cache():
     def change(module):
-        real = module._tune_one
+        real = module._prepare
 
-        def tune_one(session, index, op, group):
+        def prepare(session, index, group):
             session.tuner._file_configs["('cpu_mm', 'CpuWholeRunner', ((1, 8),), ())"] = ("CpuWholeRunner", -1)
-            return real(session, index, op, group)
+            return real(session, index, group)
 
-        module._tune_one = tune_one
+        module._prepare = prepare
 
     _after("pipeline.tune.tuning", change)
 
@@ -182,5 +285,7 @@ def name_missing():
 
 
 _fault, _rank = os.environ.get("PIPELINE_TEST_FAULT"), os.environ.get("PIPELINE_TEST_RANK", "1")
-if _fault and os.environ.get("RANK") == _rank:
+if os.environ.get("PIPELINE_TEST_WARM"):  # warm.py: processes are forked, not started
+    sys.executable = os.environ["PIPELINE_TEST_WARM"]
+if _fault and "RANK" in os.environ and _rank in (os.environ["RANK"], "*"):
     globals()[_fault]()
