@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.contract.errors import CacheRefused, EngineError, UsageError
 
@@ -102,17 +102,16 @@ def live_record(client: DockerClient, image: Image, *, gpus: bool, max_wait: flo
 
     from pipeline.contract.places import ENV_WORKSPACE
     from pipeline.contract.record import Record
+    from pipeline.engine import find
     from pipeline.image.contain import Sandbox, run_to_end
+    from pipeline.image.gpus import NO_GPUS, offered
 
-    class WithGpus(Sandbox):
-        def options(self) -> dict[str, Any]:
-            from docker.types import DeviceRequest
-
-            return super().options() | {"device_requests": [DeviceRequest(count=-1, capabilities=[["gpu"]])]}
-
-    kind = WithGpus if gpus else Sandbox
+    engine = find()
+    sandbox = Sandbox(
+        environment={ENV_WORKSPACE: "/tmp/workspace"},  # noqa: S108 - in the container
+        gpus=offered(engine) if gpus and engine is not None else NO_GPUS,
+    )
     command = ["python3", "-m", "pipeline.tune.record"]
-    sandbox = kind(environment={ENV_WORKSPACE: "/tmp/workspace"})  # noqa: S108 - in the container
     try:
         ended = run_to_end(client, str(image.id), command, sandbox, max_wait=max_wait)
     except APIError as error:  # no python3 in it, or no GPU for it
