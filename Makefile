@@ -19,7 +19,7 @@ TUNE_OPTIONS = $(PLAN_OPTIONS) $(if $(BASE_IMAGE),--base-image "$(BASE_IMAGE)") 
   $(if $(PREVIOUS),--previous "$(PREVIOUS)") $(if $(TIMEOUT),--timeout "$(TIMEOUT)") $(if $(STORE),--store "$(STORE)") \
   $(if $(TUNE_IN),--tune-in "$(TUNE_IN)") $(if $(CACHE),--cache "$(CACHE)") $(if $(GPUS),--gpus "$(GPUS)") \
   $(if $(STRATEGY),--strategy "$(STRATEGY)") $(if $(JUDGE),--judge "$(JUDGE)") \
-  $(if $(filter-out 0,$(REQUIRE_IDLE)),--require-idle) $(if $(filter-out 0,$(ACCEPT_BASE_VERSIONS)),--accept-base-versions)
+  $(if $(filter 0,$(BAKE_JIT)),--no-bake-jit) $(if $(filter-out 0,$(REQUIRE_IDLE)),--require-idle) $(if $(filter-out 0,$(ACCEPT_BASE_VERSIONS)),--accept-base-versions)
 
 .PHONY: help image tune plan verify sync check engine test test-unit test-tune test-engine lint bench clean
 
@@ -27,7 +27,7 @@ help: ## list targets and variables
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  variables: MODEL TP EP PP DP DEVICE ARCH MAX_TOKENS BUCKETS OPS SKIP_OPS BACKENDS ROUND_UP BASE_IMAGE IMAGE"
-	@echo "             ACCEPT_BASE_VERSIONS RETUNE PREVIOUS CACHE TUNE_IN GPUS REQUIRE_IDLE STRATEGY JUDGE TIMEOUT STORE PYTHON"
+	@echo "             ACCEPT_BASE_VERSIONS RETUNE PREVIOUS CACHE TUNE_IN BAKE_JIT GPUS REQUIRE_IDLE STRATEGY JUDGE TIMEOUT STORE PYTHON"
 
 $(VENV)/ready: requirements/host.txt requirements/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed" >&2; exit 1; }

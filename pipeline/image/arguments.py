@@ -46,6 +46,7 @@ def add_tuning_arguments(parser: argparse.ArgumentParser) -> None:
         "--tune-in", default="", choices=("", "stage", "container", "import"), help="where the ranks run"
     )
     group.add_argument("--cache", type=_roots, default=(), metavar="DIR,…", help="bake these caches instead of tuning")
+    group.add_argument("--no-bake-jit", action="store_true", help="leave compiled modules out of the image")
     group.add_argument("--gpus", default="", metavar="CDI", help="a CDI device, such as nvidia.com/gpu=all")
     group.add_argument("--require-idle", action="store_true", help="refuse GPUs that other processes use")
     group.add_argument("--timeout", type=seconds, default=300, metavar="S", help="bound of a collective between ranks")
@@ -95,6 +96,7 @@ def request_from(arguments: argparse.Namespace) -> Request:
         tune_options=_tune_options(arguments),
         gpus=arguments.gpus,
         require_idle=arguments.require_idle,
+        bake_jit=not arguments.no_bake_jit,
         max_wait=float(getattr(arguments, "startup_max_wait", 1200)),
         max_tune=float(arguments.tune_max_wait),
         store=arguments.store,

@@ -27,6 +27,6 @@ def bake(prepared: Prepared, keys: Sequence[Baked]) -> Built:
             target="final",
             contexts={**prepared.contexts, **staged},
             arguments=prepared.arguments,
-            labels=labels(keys, prepared.base.reference),
+            labels=labels(keys, prepared.base.reference, prepared.modules),
         )
         return prepared.final_builder(len(keys)).build(stage)

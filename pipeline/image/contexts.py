@@ -90,6 +90,12 @@ def stage_previous(previous: Path | None, place: Path) -> Path:
     return settle(place)
 
 
+def stage_modules(root: Path, place: Path) -> Path:
+    """Copy compiled modules, which lie at their whole path already."""
+    shutil.copytree(root, place)
+    return settle(place)
+
+
 class HasPlace(Protocol):
     """A key's directory that can be copied to its place below a cache root."""
 

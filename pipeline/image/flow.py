@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from pipeline.contract.manifest import Manifest
 from pipeline.contract.verdict import Verdict
 from pipeline.home import cache_home
 
-from . import device, store
+from . import device, modules, store
 from .bake import bake
 from .buildkit import Built, Stage
 from .caches import Baked, collect
@@ -26,7 +26,7 @@ from .outcome import Clock, Outcome, log_file
 from .prepare import Prepared, prepare
 from .present import is_present
 from .request import Request, default_name
-from .staging import tree_digest
+from .staging import code_content, tree_digest
 from .tuning import tune
 from .verify import How, VerifyFailed, verify
 
@@ -67,6 +67,25 @@ def _tuned(request: Request, prepared: Prepared, clock: Clock, logfile: Path, *,
     world = prepared.plan.layout.world
     with clock.measure("tune"), log.step(f"tune on {world} rank{'s' if world > 1 else ''} in lock-step"):
         return tune(filler(way, request, prepared, built.image_id), inputs, prepared.home, logfile)
+
+
+def _with_modules(request: Request, prepared: Prepared, clock: Clock) -> Prepared:
+    """Compile what the plan loads, and put it into the context of the stage `jit`; a CPU loads nothing."""
+    if prepared.plan.device != "cuda" or not request.bake_jit:
+        return prepared
+    place = prepared.home / "modules" / modules.digest(prepared.base.image_id, prepared.plan, code_content())
+    found = modules.take(place)
+    if found is None:
+        with clock.measure("jit"):
+            bare = prepared.builder.build(Stage("tuner", contexts=prepared.contexts, arguments=prepared.arguments))
+            found = modules.fill(
+                prepared.client, bare.image_id, prepared.plan, prepared.gpus, place, max_wait=request.max_tune
+            )
+    if not found.names:
+        return prepared
+    log.note(f"compiled modules: {', '.join(found.names)}")
+    contexts = {**prepared.contexts, "modules": prepared.staging.modules(found.root)}
+    return replace(prepared, contexts=contexts, modules=found.names)
 
 
 def _inputs(request: Request, prepared: Prepared, tuner: str) -> store.Inputs:
@@ -145,7 +164,7 @@ def fill_store(request: Request) -> store.Tuned:
     logfile = log_file(cache_home(), "tune")
     engine = ensure(store=request.store or None)
     with connected(engine) as client:
-        prepared = prepare(request, engine, client, logfile)
+        prepared = _with_modules(request, prepare(request, engine, client, logfile), Clock())
         return _tuned(request, prepared, Clock(), logfile, trust_memory=True)
 
 
@@ -160,6 +179,7 @@ def build_image(request: Request) -> Outcome:
     with connected(engine) as client:
         with clock.measure("prepare"):
             prepared = prepare(request, engine, client, logfile)
+        prepared = _with_modules(request, prepared, clock)
         baked = _keys(request, prepared, clock, logfile, trust_memory=True)
         built = _bake(prepared, baked.keys, clock)
         if baked.reused and not request.caches and _recalled(prepared.home, built) is None:

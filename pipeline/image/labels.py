@@ -8,12 +8,15 @@ from .caches import Baked
 
 PREFIX = "io.github.tuned-image-pipeline"
 KEY = f"{PREFIX}.key"
+MODULES = f"{PREFIX}.modules"  # names of the compiled modules in the layer below the caches
 
 
-def labels(keys: Sequence[Baked], base: str) -> dict[str, str]:
+def labels(keys: Sequence[Baked], base: str, modules: Sequence[str] = ()) -> dict[str, str]:
     """What the image is, and for each key its path, plan digest and manifest digest, separated by commas."""
     plans = [one.manifest.plan for one in keys]
+    compiled = {MODULES: ",".join(modules)} if modules else {}
     return {
+        **compiled,
         "org.opencontainers.image.title": f"{plans[0].model}, tuned",
         "org.opencontainers.image.base.name": base,
         KEY: ",".join(str(one.key) for one in keys),

@@ -52,6 +52,7 @@ class Prepared:
     device: dict[str, Any]
     plan: Plan
     contexts: dict[str, Path]
+    modules: tuple[str, ...]
     arguments: dict[str, str]
     staging: Staging
     home: Path
@@ -181,6 +182,7 @@ def prepare(request: Request, engine: Engine, client: DockerClient, logfile: Pat
         device=here,
         plan=plan,
         contexts=staged,
+        modules=(),
         arguments={"BASE_IMAGE": base.reference, "SOURCE_DATE_EPOCH": str(contexts.FIXED_TIME)},
         staging=staging,
         home=home,

@@ -34,6 +34,7 @@ class Request:
     tune_options: tuple[str, ...] = ()  # for `python -m pipeline.tune`
     gpus: str = ""  # a CDI device name
     require_idle: bool = False
+    bake_jit: bool = True
     max_wait: float = 1200.0
     max_tune: float = 7200.0
     store: str = ""  # image store of an engine that has to be started

@@ -61,6 +61,10 @@ class Staging:
         digest = tree_digest(previous)
         return self.directory("previous", digest, lambda place: contexts.stage_previous(previous, place))
 
+    def modules(self, root: Path) -> Path:
+        """Compiled modules."""
+        return self.directory("modules", tree_digest(root), lambda place: contexts.stage_modules(root, place))
+
     def empty(self) -> Path:
         """A folder with nothing in it: the main context, and what stands for modules where there are none."""
         return self.directory("empty", "", lambda place: contexts.stage_previous(None, place))
