@@ -77,6 +77,7 @@ def join(results: Sequence[dict[str, Any]], manifest: Manifest) -> dict[str, Any
         "ranks": len(results),
         "calls": sum(r["calls"] for r in results),
         "hits": sum(r["hits"] for r in results),
+        "between": sum(r["between"] for r in results),  # lookups that no entry of an exact key can answer
         "misses": _together([(r["rank"], miss) for r in results for miss in r["misses"]]),
         "wrong": _together([(r["rank"], wrong) for r in results for wrong in r["wrong"]]),
         "record": first["record"],

@@ -35,6 +35,7 @@ class Replay:
     steps: Steps
     calls: int = 0
     hits: int = 0
+    between: int = 0
     misses: list[dict[str, Any]] = field(default_factory=list)
     wrong: list[dict[str, Any]] = field(default_factory=list)
 
@@ -50,31 +51,37 @@ class Replay:
 
         plan = self.manifest.plan
         case = adapter_of(op).make(op, self.device, plan.seed)
-        rows = {row.bucket: row.entry for row in self.manifest.covered if row.op == op.name}
+        rows: dict[int, list[str]] = {}
+        for row in self.manifest.covered:
+            if row.op == op.name:
+                rows.setdefault(row.bucket, []).append(row.entry)
         with settings(plan, op, tune=False):
             for tokens in replay_tokens(op.buckets):
                 self.steps.tick(f"{tokens} tokens")
                 bucket = answering(op, plan, tokens)
-                self._one(op, case, tokens, bucket, rows.get(bucket, ""))
+                self._one(op, case, tokens, bucket, rows.get(bucket, []))
 
-    def _one(self, op: OpPlan, case: Case, tokens: int, bucket: int, entry: str) -> None:
+    def _one(self, op: OpPlan, case: Case, tokens: int, bucket: int, entries: list[str]) -> None:
         self.tuner.watch.clear()
         excess, error = 0.0, ""
         try:
             excess = case.excess(tokens, case.call(tokens))
         except Exception as failure:  # noqa: BLE001 - a tactic may fail in any way; that is a finding
             error = f"{type(failure).__name__}: {failure}"
-        lookups = list(self.tuner.watch.lookups)
+        asked = list(self.tuner.watch.lookups)
+        lookups = [one for one in asked if one.hit or tokens == bucket or op.options.get("hits") != "exact"]
+        self.between += len(asked) - len(lookups)  # such a key holds the token count itself: no entry can answer
         self.calls += len(lookups)
+        entry = entries[0] if entries else ""
         for lookup in lookups:
             self.hits += lookup.hit
             if not lookup.hit:
                 self.misses.append({"op": op.name, "bucket": bucket, "tokens": tokens, "entry": entry or lookup.key})
-            elif entry and lookup.key != entry:
+            elif entries and lookup.key not in entries:
                 self.fault(op.name, tokens, f"{lookup.key} answered in place of {entry}", entry=entry)
-        if not lookups:
+        if not asked:
             self.fault(op.name, tokens, "search_cache was never asked", entry=entry)
-        chosen = f"{lookups[-1].runner} tactic {lookups[-1].tactic}" if lookups else "the op"
+        chosen = f"{asked[-1].runner} tactic {asked[-1].tactic}" if asked else "the op"
         if error:
             self.fault(op.name, tokens, f"{chosen} failed with {error}", entry=entry)
         elif not excess <= 1.0:
@@ -120,6 +127,7 @@ def work(directory: Path, place: Path, steps: Steps) -> None:
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else record.host.cpu["model"],
             "calls": found.calls,
             "hits": found.hits,
+            "between": found.between,
             "misses": found.misses,
             "wrong": found.wrong,
             "measured": tuner.watch.measured,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,7 +64,7 @@ class Options:
     timeout: float
     previous: Path | None
     judge: str = "on"
-    judge_budget: float = 1.5
+    judge_budget: float = 0.5
     share_gpu: bool = False
     strategy: str = ""
     state: Path | None = None
@@ -95,6 +96,13 @@ class Session:
     notes: list[str] = field(default_factory=list)
     strategy: Strategy = field(default_factory=lambda: Strategy(SYNCHRONIZED, ""))
     took_up: bool = False  # whether the ranks began with entries
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the seconds of a block to a phase."""
+        began = time.monotonic()
+        yield
+        self.phases[name] = self.phases.get(name, 0.0) + time.monotonic() - began
 
     def deciding(self) -> dict[str, Any]:
         """All beside the plan that decides what a tuning chooses."""
@@ -181,6 +189,7 @@ def begin(options: Options, steps: Steps) -> Session:
     session = Session(options, plan, ranks, device, record, tuner, measured, earlier, facts, started, began)
     session.strategy, session.took_up = strategy, bool(earlier.data or kept.entries)
     session.notes += [*kept.notes, *shared_note(facts)]
+    session.blocked += kept.blocked
     return session
 
 

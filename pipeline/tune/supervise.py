@@ -92,6 +92,8 @@ def environment(work: Path) -> dict[str, str]:
         ENV_WORKSPACE: os.environ.get(ENV_WORKSPACE) or _home() or str(work / "workspace"),
         # One node: the loopback device always exists, the host's name may be known to nobody.
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        # The compiler is part of how FlashInfer builds its modules: another one in a server would build them again.
+        **{name: os.environ[name] for name in ("CC", "CXX", "MAX_JOBS") if name in os.environ},
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "TQDM_DISABLE": "1",
         "FLASHINFER_LOGGING_LEVEL": os.environ.get("FLASHINFER_LOGGING_LEVEL", "warning"),

@@ -133,13 +133,15 @@ def _measure(session: Session, index: int, buckets: Sequence[int], group: Any) -
     torch.manual_seed(seed_for(plan.seed, "profiles", index))  # FlashInfer draws its own inputs from the global state
     session.ranks.steps.say(f"tuning {op.name} ({op.op}), {len(buckets)} buckets", op=index + 1)
     tuner.watch.clear()
-    with settings(plan, part, tune=True):
+    with session.phase("measuring"), settings(plan, part, tune=True):
         session.cases[index].call(part.buckets[-1])
     session.measured.add(op, tuner.watch.samples)
     hits = {lookup.key for lookup in tuner.watch.lookups if lookup.hit}
     gather = _alone if group is None else lambda value: session.ranks.gather(value, group)
-    judge_op(session, part, session.cases[index], before, gather)
-    prove(session, part, session.cases[index], before, gather)
+    with session.phase("judging"):
+        judge_op(session, part, session.cases[index], before, gather)
+    with session.phase("proving"):
+        prove(session, part, session.cases[index], before, gather)
     now = flashinfer_api.entries(tuner).keys()  # judging may have moved an entry to another runner
     known = set(session.used.get(index, ()))
     session.used[index] = sorted(known | (hits & now) | (now - before))

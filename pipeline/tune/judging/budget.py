@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _SHARE = 4.0  # one key may take this many times the average, while the total lasts
+_RESERVE = 0.5  # of the average is kept for each key that is still to come
 
 
 @dataclass
@@ -22,8 +23,10 @@ class Budget:
         return self.per_key * self.keys
 
     def allow(self) -> float:
-        """What the next key may take."""
-        return max(0.0, min(_SHARE * self.per_key, self.total - self.spent))
+        """What the next key may take, so that every later one still gets its reserve."""
+        reserve = _RESERVE * self.per_key
+        left = self.total - self.spent - reserve * max(0, self.keys - self.judged - 1)
+        return max(reserve, min(_SHARE * self.per_key, left))
 
     def take(self, seconds: float) -> None:
         """Note what a key took."""

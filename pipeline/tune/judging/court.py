@@ -133,7 +133,7 @@ class Court:
             rounds=len(rounds),
             clear=clear,
             argmin=argmin,
-            note="" if clear else "the budget ended before it was clear",
+            note="" if clear else f"not clear after {len(rounds)} rounds",
         )
 
     def _try(self, trial: Bench, alive: list[int], began: float) -> tuple[rule.Verdict, list[rule.Round], bool]:
