@@ -44,7 +44,6 @@ class Sandbox:
             "environment": dict(self.environment),
             "shm_size": self.shm_size,
             "labels": {LABEL: "running"},
-            "init": True,  # reaps what a killed launcher leaves behind
         }
         chosen |= self.gpus.options()
         if self.user:
