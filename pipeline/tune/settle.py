@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from pipeline.contract.digest import canonical_json
 from pipeline.contract.key import make_key
 from pipeline.contract.manifest import Covered, Manifest, RankFacts
 from pipeline.contract.opnames import is_skipped
@@ -69,11 +71,15 @@ def check_saved(session: Session) -> tuple[Path, list[Covered]]:
         if not is_skipped(op.op, session.plan.skip_ops):
             rows[index] = cover(tuner, session.plan, op, case, session.measured)
     session.seconds = time.monotonic() - session.began
-    said: list[tuple[float, dict[int, list[Covered]]]] = ranks.gather((session.seconds, rows))
+    said: list[tuple[float, dict[int, list[Covered]], list[dict[str, Any]]]] = ranks.gather(
+        (session.seconds, rows, session.blocked)
+    )
     session.facts = [
-        {**fact, "seconds": round(seconds, 3)} for fact, (seconds, _) in zip(session.facts, said, strict=True)
+        {**fact, "seconds": round(seconds, 3)} for fact, (seconds, _, _) in zip(session.facts, said, strict=True)
     ]
-    return saved, _best_known([theirs for _, theirs in said])
+    blocked = {canonical_json(one): one for _, _, theirs in said for one in theirs}  # each rank knows its own share
+    session.blocked = list(blocked.values())
+    return saved, _best_known([theirs for _, theirs, _ in said])
 
 
 def _best_known(said: Sequence[dict[int, list[Covered]]]) -> list[Covered]:

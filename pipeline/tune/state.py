@@ -41,10 +41,11 @@ class StateUnusable(UsageError):
 
 @dataclass(frozen=True)
 class Kept:
-    """What the leader found: entries by file key, their rows, and what is to be said about it."""
+    """What the leader found: entries by file key, their rows, tactics that were blocked, and what is to be said."""
 
     entries: Mapping[str, Held] = field(default_factory=dict)
     covered: tuple[Covered, ...] = ()
+    blocked: tuple[dict[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -78,16 +79,18 @@ def find_kept(place: Path | None, plan: Plan, deciding: Mapping[str, Any]) -> Ke
             notes.append(f"{path.name} of an interrupted run was not taken up: {error}")
     entries: dict[str, Held] = {}
     rows: dict[tuple[str, int, str], Covered] = {}
+    blocked: list[dict[str, Any]] = []
     for name, body in sorted(bodies, key=lambda found: str(found[1]["ended"])):
         for key, value in body["entries"].items():
             entries[key] = Held(**value)
         for row in (Covered(**value) for value in body["covered"]):
             rows[name, row.bucket, row.entry] = replace(row, op=name, note=TAKEN_UP)
+        blocked += [{**one, "op": name} for one in body.get("blocked", ())]
     if rows:
         ops = list(dict.fromkeys(name for name, _, _ in sorted(rows)))
         count = len({(name, bucket) for name, bucket, _ in rows})
         notes.append(f"took up {count} buckets of {len(ops)} ops from an interrupted run: {', '.join(ops)}")
-    return Kept(entries, tuple(rows.values()), tuple(notes))
+    return Kept(entries, tuple(rows.values()), tuple(blocked), tuple(notes))
 
 
 def _files(place: Path) -> Iterator[Path]:
@@ -138,6 +141,7 @@ def keep(session: Session, index: int, buckets: Sequence[int], gather: Callable[
             "ended": now(),
             "entries": {key: asdict(one) for key, one in mine.items()},
             "covered": [asdict(row) for row in rows],
+            "blocked": [b for b in session.blocked if b["op"] == op.name and b["bucket"] in buckets],
         }
         name = f"{terms(session.plan, op, session.deciding())}-{sha256_json(list(buckets))[:8]}.json"
         write_json(place / name, {"sha256": sha256_json(json.loads(json.dumps(body))), "body": body})
