@@ -24,7 +24,22 @@ _DOCKERFILE = re.compile(r"(?:^|\.)(?:dockerfile|containerfile)(?:$|[.-])|\.dock
 _FIRST = re.compile(r"\A\ufeff?(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*(?:FROM|ARG)[ \t]+\S", re.IGNORECASE)
 _FROM = re.compile(r"^[ \t]*FROM[ \t]+\S", re.IGNORECASE | re.MULTILINE)
 _REQUIREMENTS = re.compile(r"^(?:requirements|constraints)[^/]*\.(?:txt|in)$")
-_NO_TEXT = (".dockerignore", ".png", ".jpg", ".svg", ".pdf", ".gz", ".whl", ".zip", ".lock", ".md", ".rst")
+_NO_TEXT = (
+    ".dockerignore",
+    ".j2",
+    ".jinja",
+    ".tmpl",
+    ".png",
+    ".jpg",
+    ".svg",
+    ".pdf",
+    ".gz",
+    ".whl",
+    ".zip",
+    ".lock",
+    ".md",
+    ".rst",
+)
 _LARGEST = 4 * 1024 * 1024  # bytes; a file that large is data
 
 

@@ -1,0 +1,148 @@
+"""Dockerfiles, bake files, requirements and pyproject.toml to places."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+
+from pipeline.versions.bake import Text, read_json
+from pipeline.versions.dockerfile import NEWEST, Instruction, read
+from pipeline.versions.meaning import pinned
+from pipeline.versions.requirements import Pin, logical_lines, parse
+
+from .places import Place, image_stem, is_version, package_stem, variable_stem
+
+_PIN = re.compile(r"(?<![\w./-])([A-Za-z][A-Za-z0-9._-]*)(?:\[[^\]\s]*\])?==([0-9][A-Za-z0-9.+!_-]*)")
+_IMAGE = re.compile(r"^(?:docker-image://)?((?:[\w.-]+(?::\d+)?/)*[a-z0-9][\w.-]*):(v?\d[\w.-]*)(?:@sha256:\w+)?$")
+_BUILD_ARG = re.compile(r"--build-arg[= ]+[\"']?([A-Za-z_]\w*)=[\"']?([^\s\"'$`{}\\]+)")
+_CLONE = re.compile(
+    r"git\s+clone\b[^;&|\n]*?(?:--branch[= ]|-b\s+)[\"']?(v?\d[\w.+-]*)[^;&|]*?/([\w.-]+?)(?:\.git)?(?=[\s\"';&|]|$)"
+)
+
+
+class NotUnderstood(Exception):
+    """A file is not what its name says."""
+
+
+def dockerfile(path: str, text: str) -> Iterator[Place]:
+    """ARGs in every stage, base images, and pins, clones and assignments in what is run."""
+    found = read(text, frontend=NEWEST)
+    for arg in found.args:
+        if arg.raw and arg.value and not re.fullmatch(r"[\"']?\$\{?\w+\}?[\"']?", arg.raw):
+            scope = "" if arg.stage is None else str(arg.stage)
+            yield Place(path, arg.line, "ARG", arg.name, arg.value, variable_stem(arg.name), scope)
+            yield from image(path, arg.line, arg.value)
+    for stage in found.stages:
+        if stage.parent is None and "$" not in stage.raw_base:
+            yield from image(path, stage.line, stage.base)
+    for instruction in found.instructions:
+        if instruction.name in ("RUN", "ENV"):
+            yield from _run(path, instruction)
+
+
+def _run(path: str, instruction: Instruction) -> Iterator[Place]:
+    yield from command(path, instruction.rest, instruction.line_at, "command")
+    for heredoc in instruction.heredocs:
+        for number, line in enumerate(heredoc.lines, heredoc.first):
+            if not line.lstrip().startswith("#"):
+                yield from command(path, line, lambda _, number=number: number, "command")  # type: ignore[misc]
+
+
+def command(path: str, text: str, line: Callable[[int], int], scope: str) -> Iterator[Place]:
+    """What a command line pins: packages, build arguments, a cloned tag, `X_VERSION=…`.
+
+    `line` turns an offset in the text into a line of the file.
+    """
+    if "==" in text:
+        for match in _PIN.finditer(text):
+            yield Place(path, line(match.start()), "pin", match[1], match[2], package_stem(match[1]), scope)
+    if "--build-arg" in text:
+        for match in _BUILD_ARG.finditer(text):
+            yield Place(path, line(match.start()), "build-arg", match[1], match[2], variable_stem(match[1]))
+    if "clone" in text:
+        for match in _CLONE.finditer(text):
+            yield Place(path, line(match.start()), "git", match[2], match[1], package_stem(match[2]))
+
+
+def image(path: str, line: int, text: str, kind: str = "image") -> Iterator[Place]:
+    """An image reference whose tag begins with a version."""
+    match = _IMAGE.match(text)
+    if match is None:
+        return
+    repository = match[1].removeprefix("docker.io/").removeprefix("library/")
+    version, _, flavour = match[2].partition("-")
+    if is_version(version):
+        yield Place(path, line, kind, repository, version, image_stem(repository), flavour)
+
+
+def bake(path: str, texts: Iterable[Text]) -> Iterator[Place]:
+    """Variables, build arguments and images of a bake file."""
+    for text in texts:
+        if "${" in text.value or not text.value:
+            continue
+        match text.path:
+            case ("variable", name, "default"):
+                yield Place(path, text.line, "bake", name, text.value, variable_stem(name))
+            case ("target", target, "args", name):
+                yield Place(path, text.line, "bake", name, text.value, variable_stem(name), target)
+            case ("target", _, *rest) if rest and rest[0] in ("contexts", "tags"):
+                yield from image(path, text.line, text.value)
+
+
+def bake_hcl(path: str, text: str) -> Iterator[Place]:
+    """A bake file in HCL, read by python-hcl2."""
+    from .hcl_tree import read_hcl_tree
+
+    try:
+        texts = read_hcl_tree(text)
+    except Exception as error:  # noqa: BLE001 -- lark's and python-hcl2's own errors share no base class
+        raise NotUnderstood(f"not HCL: {str(error).splitlines()[0]}") from None
+    yield from bake(path, texts)
+
+
+def bake_json(path: str, text: str) -> Iterator[Place]:
+    """A bake file in JSON, or another JSON file, which then holds no variable and no target."""
+    texts, problems = read_json(text)
+    if problems:
+        raise NotUnderstood(f"not JSON: {problems[0][1]} (line {problems[0][0]})")
+    yield from bake(path, texts)
+
+
+def requirements(path: str, text: str) -> Iterator[Place]:
+    """Pins and ranges of a requirements file; lines that are no requirement are pip's business."""
+    for line, content in logical_lines(text):
+        if content.startswith("-"):
+            continue
+        found = parse(re.split(r"\s-{1,2}\w", content, maxsplit=1)[0].strip(), path, line)
+        if isinstance(found, Pin):
+            yield from _requirement(found)
+
+
+def pyproject(path: str, text: str) -> Iterator[Place]:
+    """What a project builds with and depends on."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise NotUnderstood(f"not TOML: {error}") from None
+    lines = text.split("\n")
+    project, groups = data.get("project", {}), data.get("dependency-groups", {})
+    extras = project.get("optional-dependencies", {}) if isinstance(project, dict) else {}
+    lists = [("", data.get("build-system", {}).get("requires", ())), ("", project.get("dependencies", ()))]
+    lists += [(str(name), value) for table in (extras, groups) for name, value in table.items()]
+    for group, entries in lists:
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, str):
+                at = next((number for number, line in enumerate(lines, 1) if entry in line), 0)
+                found = parse(entry, path, at)
+                if isinstance(found, Pin):
+                    yield from _requirement(found, group)
+
+
+def _requirement(pin: Pin, group: str = "") -> Iterator[Place]:
+    if pin.name is None or not pin.specifier:
+        return
+    version = pinned(pin.specifier)
+    kind, value = ("range", pin.specifier) if version is None else ("pin", version)
+    scope = " ".join(filter(None, (group, pin.marker)))
+    yield Place(pin.path, pin.line, kind, pin.name, value, package_stem(pin.name), scope)
