@@ -11,6 +11,7 @@ Each writes `failure.json` instead of a cache when the ranks fail, and ends with
 from __future__ import annotations
 
 import io
+import re
 import secrets
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 WORKSPACE = "/tmp/workspace"  # noqa: S108 - inside the image
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _PREVIOUS = "/previous"
 _OUT = "/out"
 
@@ -55,8 +57,9 @@ def command(options: Sequence[str]) -> list[str]:
 
 def progress(line: str) -> None:
     """Repeat a line of the ranks; the tuner's own result, which the manifest holds in full, is left out."""
-    if line.strip() and not line.startswith("{"):
-        log.note(f"│ {line.rstrip()}")
+    plain = _COLOURS.sub("", line).rstrip()  # the classic builder paints what a step says on stderr
+    if plain and not plain.startswith("{"):
+        log.note(f"│ {plain}")
 
 
 @dataclass(frozen=True)
