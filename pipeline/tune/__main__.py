@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         help="measure the leading tactics and the default again before choosing; off: FlashInfer's argmin",
     )
     parser.add_argument(
-        "--judge-budget", type=float, default=0.5, metavar="S", help="seconds of judging per op and bucket, on average"
+        "--judge-budget", type=float, default=0.3, metavar="S", help="seconds of judging per op and bucket, on average"
     )
     parser.add_argument(
         "--share-gpu",

@@ -64,7 +64,7 @@ class Options:
     timeout: float
     previous: Path | None
     judge: str = "on"
-    judge_budget: float = 0.5
+    judge_budget: float = 0.3
     share_gpu: bool = False
     strategy: str = ""
     state: Path | None = None

@@ -71,7 +71,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, required=True)
     parser.add_argument("--previous", type=Path)
     parser.add_argument("--judge", choices=("on", "off"), default="on")
-    parser.add_argument("--judge-budget", type=float, default=0.5)
+    parser.add_argument("--judge-budget", type=float, default=0.3)
     parser.add_argument("--share-gpu", action="store_true")
     parser.add_argument("--strategy", default="")
     parser.add_argument("--state", type=Path)

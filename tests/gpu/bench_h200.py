@@ -206,13 +206,14 @@ def smoke(bench: Bench, version: str) -> None:
 
 
 def whole(bench: Bench, version: str) -> None:
-    """Both models, three judged tunes, one unjudged, and what fresh processes measure."""
+    """The 8B shapes in bf16 and fp8: three judged tunes, one unjudged, and what fresh processes measure."""
     plan = write(both(read_plan("llama-3.1-8b", version)), bench.work / "8b.plan.json")
     for name, words in (("on-1", ()), ("on-2", ()), ("off", ("--judge", "off"))):
         tune(bench, plan, name, *words)
-    for name in ("on-1", "off"):
-        measure(bench, name, f"{name}-tuned-counts")
-        measure(bench, name, f"{name}-untuned-counts", "--untuned")
+    measure(bench, "on-1", "on-1-tuned-counts")
+    measure(bench, "on-1", "on-1-untuned-counts", "--untuned")
+    measure(bench, "off", "off-tuned-counts")
+    measure(bench, "off", "off-untuned-counts", "--untuned")
     tune(bench, plan, "on-3")
     names = [name for name in ("on-1", "on-2", "on-3") if (bench.out / f"{name}.json").exists()]
     for one, other in ((a, b) for i, a in enumerate(names) for b in names[i + 1 :]):
@@ -220,8 +221,12 @@ def whole(bench: Bench, version: str) -> None:
         measure(bench, one, f"{one}-against-{other}", "--against", bench.work / other, bound=40)
     bench.step("replay on-1", ["pipeline.tune.replay", "--root", bench.work / "on-1"], 60)
     sharing(bench, version)
-    large = write(read_plan("llama-3.3-70b-fp8", version), bench.work / "70b.plan.json")
-    tune(bench, large, "70b")
+
+
+def large(bench: Bench, version: str) -> None:
+    """Llama-3.3-70B-FP8 on one GPU: tuned once, judged, replayed and measured."""
+    plan = write(read_plan("llama-3.3-70b-fp8", version), bench.work / "70b.plan.json")
+    tune(bench, plan, "70b")
     bench.step("replay 70b", ["pipeline.tune.replay", "--root", bench.work / "70b"], 60)
     measure(bench, "70b", "70b-tuned-counts")
     measure(bench, "70b", "70b-untuned-counts", "--untuned")
@@ -232,6 +237,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--large", action="store_true", help="Llama-3.3-70B-FP8 instead of the 8B shapes")
     parser.add_argument("--seconds", type=float, default=520)
     parser.add_argument("--work", type=Path, default=Path("/tmp/bench_h200"))
     options = parser.parse_args()
@@ -240,7 +246,7 @@ def main() -> None:
     bench = Bench(options.out, options.work, time.monotonic() + options.seconds)
     record = bench.step("record", ["pipeline.tune.record"], 60)
     version = record["record"]["flashinfer"]["flashinfer_version"] if record else "0.6.16.post3"
-    (smoke if options.smoke else whole)(bench, version)
+    (smoke if options.smoke else large if options.large else whole)(bench, version)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def budget_of(session: Session) -> Budget:
 def _questions(session: Session, op: OpPlan, case: Case, bucket: int) -> list[list[Question]]:
     """For each entry that answers at `bucket`: its question there, and halfway to the next bucket if it answers too."""
     counts = [bucket]
-    if op.options.get("hits") != "exact":
+    if op.options.get("hits") != "exact" and not getattr(case, "one_point", False):
         counts += [t for t in replay_tokens(op.buckets) if t > bucket + 1 and answering(op, session.plan, t) == bucket]
     found: dict[str, list[Question]] = {}
     with settings(session.plan, op, tune=False):

@@ -1,0 +1,121 @@
+"""`trtllm_fp8_block_scale_moe`: a MoE layer with block-scaled fp8 weights through the trtllm-gen kernels.
+
+`fp8_block` (blocks of 128×128, float32 scales) or `mxfp8` (blocks of 32, e8m0 scales). Compute capability 10.0 and
+10.3: no GPU has run this adapter yet. Held against the signatures of FlashInfer 0.6.16.post3 and 0.7.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pipeline.contract.plan import OpPlan
+from pipeline.tune.inputs import need_device, normal, seed_for
+
+from .cuda import need_capability, spec
+from .fp4 import E8M0_ONE
+from .moe import logits, moe_excess, route, sizes
+from .question import offered
+
+CUSTOM_OPS = ("flashinfer::trtllm_fp8_block_scale_moe",)
+DEVICE = "cuda"
+CAPABLE = (100, 103)
+# FlashInfer's RoutingMethodType by the plan's words
+ROUTING = {"default": "Default", "renormalize": "Renormalize", "renormalize_naive": "RenormalizeNaive",
+           "deepseek_v3": "DeepSeekV3"}  # fmt: skip
+
+
+def modules(op: OpPlan) -> list[Any]:  # noqa: ARG001 - one module for all
+    """The JIT module that loads the trtllm-gen kernels."""
+    return [spec("flashinfer.jit.fused_moe", "gen_trtllm_gen_fused_moe_sm100_module")]
+
+
+class Fp8BlockMoe:
+    """One MoE layer of a plan on this rank: random fp8 weights under constant scales."""
+
+    def __init__(self, op: OpPlan, device: torch.device, seed: int) -> None:
+        need_device(device)
+        need_capability(op, device, CAPABLE)
+        self._op, self._sizes, self._device = op, sizes(op), device
+        s, self._seed = self._sizes, seed_for(seed, "trtllm_fp8_block_scale_moe", *sorted(op.shape.items()))
+        self._mx = op.options.get("format") == "mxfp8"
+        # Powers of two, which e8m0 can hold as well
+        self._scales = tuple(2.0 ** -round(torch.tensor(float(n)).log2().item() / 2) for n in (s.hidden, s.inner))
+        shapes = ((s.local, 2 * s.inner, s.hidden), (s.local, s.hidden, s.inner))
+        self._weights = tuple(
+            normal(shape, torch.float8_e4m3fn, device, seed_for(self._seed, n)) for n, shape in enumerate(shapes)
+        )
+
+    def _blocks(self, shape: tuple[int, ...], scale: float) -> torch.Tensor:
+        """Constant block scales of a weight, or of the activation."""
+        if not self._mx:
+            return torch.full(shape, scale, dtype=torch.float32, device=self._device)
+        exponent = E8M0_ONE + round(torch.tensor(scale).log2().item())
+        return torch.full(shape, exponent, dtype=torch.uint8, device=self._device)
+
+    def _weight_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
+        s = self._sizes
+        rows, columns = (1, 32) if self._mx else (128, 128)
+        return (
+            self._blocks((s.local, 2 * s.inner // rows, s.hidden // columns), self._scales[0]),
+            self._blocks((s.local, s.hidden // rows, s.inner // columns), self._scales[1]),
+        )
+
+    def _activation(self, tokens: int) -> torch.Tensor:
+        return normal(
+            (tokens, self._sizes.hidden), torch.float8_e4m3fn, self._device, seed_for(self._seed, "x", tokens)
+        )
+
+    def call(self, tokens: int) -> torch.Tensor:
+        """Run the layer through the AutoTuner."""
+        from flashinfer import fused_moe
+        from flashinfer.fused_moe.core import Fp8QuantizationType
+
+        s, o = self._sizes, self._op.options
+        chosen, _ = route(self._op, tokens, self._device, self._seed)
+        first, second = self._weight_scales()
+        shape = (tokens, s.hidden // 32) if self._mx else (s.hidden // 128, tokens)
+        kind = Fp8QuantizationType.MxFp8 if self._mx else Fp8QuantizationType.DeepSeekFp8
+        grouped = int(o.get("n_group", "1")) > 1
+        found = fused_moe.trtllm_fp8_block_scale_moe(
+            routing_logits=logits(chosen, s.experts),
+            routing_bias=None,
+            hidden_states=self._activation(tokens),
+            hidden_states_scale=self._blocks(shape, 1.0),
+            gemm1_weights=self._weights[0],
+            gemm1_weights_scale=first,
+            gemm2_weights=self._weights[1],
+            gemm2_weights_scale=second,
+            num_experts=s.experts,
+            top_k=s.top_k,
+            n_group=int(o["n_group"]) if grouped else None,
+            topk_group=int(o["topk_group"]) if grouped else None,
+            intermediate_size=s.inner,
+            local_expert_offset=s.first,
+            local_num_experts=s.local,
+            routed_scaling_factor=None,
+            routing_method_type=int(fused_moe.RoutingMethodType[ROUTING[o["routing_method"]]]),
+            tune_max_num_tokens=self._op.buckets[-1],
+            fp8_quantization_type=kind,
+        )
+        out: torch.Tensor = found[0] if isinstance(found, list) else found
+        return out
+
+    def excess(self, tokens: int, out: torch.Tensor) -> float:
+        """Compare with the layer in float64; the logits give all chosen experts one weight."""
+        s = self._sizes
+        chosen, share = route(self._op, tokens, self._device, self._seed)
+        up, down = (w.float() * scale for w, scale in zip(self._weights, self._scales, strict=True))
+        equal = torch.full_like(share, 1 / s.top_k)
+        return moe_excess(out, self._activation(tokens).float(), (chosen, equal), (up, down), (s.first, 2.0**-4))
+
+    def tactics(self, tokens: int) -> Mapping[str, list[Any]]:
+        """What the runner offers."""
+        return offered(self, tokens)
+
+
+def make(op: OpPlan, device: torch.device, seed: int) -> Fp8BlockMoe:
+    """Prepare a layer; raise `OpNotHere`."""
+    return Fp8BlockMoe(op, device, seed)
