@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 TUNE_VENV := .venv-tune
 PIPELINE = $(VENV)/bin/python -m pipeline
+TUNE_TESTS = PIPELINE_TUNE_PYTHON=$(CURDIR)/$(TUNE_VENV)/bin/python PIPELINE_TUNE_OTHER=$(CURDIR)/$(TUNE_VENV)/other
 
 MODEL ?=
 
@@ -35,10 +36,14 @@ $(VENV)/ready: requirements/host.txt requirements/dev.txt
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements/host.txt --requirement requirements/dev.txt
 	@touch $@
 
-# torch and FlashInfer for the tests that drive the real AutoTuner outside a container.
-$(TUNE_VENV)/ready: requirements/image-cpu.txt $(VENV)/ready
+# torch and FlashInfer for the tests that drive the real AutoTuner outside a container; beside it the other FlashInfer
+# that one code base must serve.
+$(TUNE_VENV)/ready: requirements/image-cpu.txt tests/tune/other-flashinfer $(VENV)/ready
 	@$(PYTHON) -m venv $(TUNE_VENV)
 	@$(TUNE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements/image-cpu.txt
+	@rm -rf $(TUNE_VENV)/other
+	@$(TUNE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(TUNE_VENV)/other \
+	  "flashinfer-python==$$(cat tests/tune/other-flashinfer)"
 	@touch $@
 
 image: $(VENV)/ready ## build a tuned image: make image MODEL=tiny [TP=2]
@@ -69,13 +74,13 @@ test-unit: $(VENV)/ready ## tests without network and engine
 	@$(VENV)/bin/python -m pytest -q tests/unit
 
 test-tune: $(VENV)/ready $(TUNE_VENV)/ready ## the real AutoTuner on CPU ranks, without an engine
-	@PIPELINE_TUNE_PYTHON=$(CURDIR)/$(TUNE_VENV)/bin/python $(VENV)/bin/python -m pytest -q tests/tune
+	@$(TUNE_TESTS) $(VENV)/bin/python -m pytest -q tests/tune
 
 test-engine: $(VENV)/ready ## tests against the real Docker Engine, which they start
 	@$(VENV)/bin/python -m pytest -q tests/engine
 
 test: $(VENV)/ready $(TUNE_VENV)/ready ## all tests that this machine can run
-	@PIPELINE_TUNE_PYTHON=$(CURDIR)/$(TUNE_VENV)/bin/python $(VENV)/bin/python -m pytest -q tests/unit tests/tune tests/engine
+	@$(TUNE_TESTS) $(VENV)/bin/python -m pytest -q tests/unit tests/tune tests/engine
 
 bench: $(VENV)/ready ## figures of speed and memory
 	@$(VENV)/bin/python -m bench
