@@ -6,7 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
-NAMES = sorted(p.stem for p in Path(__file__).parent.glob("[a-z]*.py") if p.stem not in {"measure"})
+NAMES = sorted(p.stem for p in Path(__file__).parent.glob("[a-z]*.py") if p.stem not in {"measure", "bare_tune"})
 
 for name in sys.argv[1:] or NAMES:
     print(f"== {name}", flush=True)

@@ -123,6 +123,18 @@ def _unanswered(session: Session, index: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+def _to_prove(session: Session, index: int, part: OpPlan, group: Any) -> OpPlan:  # noqa: ANN401
+    """What this rank proves of what it measured: where ranks chose together, each bucket is proved by one of them.
+
+    The same tactic on the same inputs gives the same result on each of them, and `verify` replays everything on all.
+    A MoE layer is another one on each rank, which proves it for itself.
+    """
+    if group is None or {"tp", "ep"} & set(part.shape):
+        return part
+    together = holders(session.plan, session.ranks.world)[index]
+    return replace(part, buckets=part.buckets[::-1][together.index(session.ranks.rank) :: len(together)][::-1])
+
+
 def _measure(session: Session, index: int, buckets: Sequence[int], group: Any) -> None:  # noqa: ANN401
     """Let FlashInfer tune these buckets of an op; judge its choice. `group` is None where this rank is alone."""
     plan, tuner, op = session.plan, session.tuner, session.plan.ops[index]
@@ -141,7 +153,7 @@ def _measure(session: Session, index: int, buckets: Sequence[int], group: Any) -
     with session.phase("judging"):
         judge_op(session, part, session.cases[index], before, gather)
     with session.phase("proving"):
-        prove(session, part, session.cases[index], before, gather)
+        prove(session, _to_prove(session, index, part, group), session.cases[index], before, gather)
     now = flashinfer_api.entries(tuner).keys()  # judging may have moved an entry to another runner
     known = set(session.used.get(index, ()))
     session.used[index] = sorted(known | (hits & now) | (now - before))

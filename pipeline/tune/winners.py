@@ -51,7 +51,9 @@ class Wrong:
 
 
 def prove(session: Session, op: OpPlan, case: Case, known: Collection[str], gather: Gather) -> None:
-    """Check the choice at each bucket of `op` on all ranks that hold it, and replace what is wrong until nothing is.
+    """Check the choice at each bucket of `op`, and replace what is wrong on any rank until nothing is.
+
+    The ranks that `gather` reaches may each bring other buckets of one op.
 
     `known` are the entries from before: they are not judged again. Raises `DefaultWrong` or `NoSoundTactic`.
     """
