@@ -35,6 +35,10 @@ _REF_AFTER = (
 _BRANCH = re.compile(
     r"(?:--branch(?:=|\s+)|-b\s+|git\s+(?:-C\s+\S+\s+)?checkout\s+(?:-\S+\s+)*(?:tags/)?)[\"']?([^\s\"';&|]+)"
 )
+_ASSIGNED = re.compile(  # the value is only looked at, so that `run: X_VERSION=1` is seen twice
+    r"(?<![\w$\{.-])[\"']?\b([A-Za-z_]\w*)[\"']?\s*(?:=|:\s)\s*(?![=~])(?=[\"']?([^\s\"'$`;&|,)}]+))"
+)
+_FALLBACK = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^${}]+)\}")
 _BACKEND = re.compile(r"torch[-_]backend[=\s]+[\"']?([a-z]+\d+)\b", re.IGNORECASE)
 _HOST = r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+(?::\d+)?|localhost(?::\d+)?|[A-Za-z0-9-]+:\d+)/"
 
@@ -67,11 +71,6 @@ class Texts:
                 self.repositories.setdefault(repository, name)
             images += [(image, name) for image in relation.images]
         self.images = [(_image_pattern(image), name) for image, name in sorted(images, reverse=True)]
-        names = "|".join(sorted(map(re.escape, versions), key=len, reverse=True)) or r"(?!)"
-        self.assigned = re.compile(
-            rf"(?<![\w$\{{.-])[\"']?({names})[\"']?\s*(?:=|:\s)\s*(?![=~])[\"']?([^\s\"'$`;&|,)}}]+)"
-        )
-        self.fallback = re.compile(rf"\$\{{({names}):?[-=]([^${{}}]+)\}}")
         self.labels = {name: labels_of(versions, name) for name in versions if versions.relation(name).local_label}
 
     def look(self, text: str) -> Iterator[Found]:
@@ -84,8 +83,9 @@ class Texts:
         for pattern, name in self.images:
             for match in pattern.finditer(text):
                 yield match, self.image(name, match["image"], match["tag"])
-        for match in (*self.assigned.finditer(text), *self.fallback.finditer(text)):
-            yield match, self.assignment(match[1], match[2])
+        for match in (*_ASSIGNED.finditer(text), *_FALLBACK.finditer(text)):
+            if match[1] in self.versions:
+                yield match, self.assignment(match[1], match[2])
         for match in _PIN.finditer(text):
             yield match, self.pin(match[1], f"{match[1]}=={match[2]}", match[2])
         for match in _BACKEND.finditer(text):
