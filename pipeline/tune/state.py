@@ -148,9 +148,9 @@ def keep(session: Session, index: int, buckets: Sequence[int], gather: Callable[
 
 
 def forget(place: Path | None, plan: Plan, deciding: Mapping[str, Any]) -> None:
-    """Remove what was kept for this plan and environment."""
+    """Remove what was kept for this plan and environment, and what a rank was ended while it wrote."""
     if place is not None:
         names = {terms(plan, op, deciding) for op in plan.ops}
-        for path in _files(place):
-            if path.stem.partition("-")[0] in names:
+        for path in [*_files(place), *place.glob(".*.json.*")]:
+            if path.name.lstrip(".").partition("-")[0] in names:
                 path.unlink(missing_ok=True)
