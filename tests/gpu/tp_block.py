@@ -1,0 +1,93 @@
+"""A small tensor-parallel transformer block: FlashInfer GEMMs, an NCCL all-reduce, tactics from a baked cache.
+
+    torchrun --nproc-per-node=2 tp_block.py tuned|default ROOT
+
+Rank 0 prints one line of JSON: seconds to the first token, hits among FlashInfer's lookups, whether anything was
+measured, and whether the ranks' outputs agree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from contextlib import nullcontext
+from typing import Any
+
+BEGAN = time.perf_counter()
+HIDDEN, INTERMEDIATE, QKV = 4096, 14336, 6144
+LAYERS = 4
+
+
+def main(mode: str, root: str) -> None:
+    """Run a prefill and eight decode steps on every rank."""
+    import torch
+    import torch.distributed as dist
+    from flashinfer import mm_bf16
+    from flashinfer.autotuner import AutoTuner
+
+    from pipeline.tune.runtime import tuned
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    torch.manual_seed(1)  # the same activations on every rank; weights differ by rank
+    x = torch.randn(512, HIDDEN, device=device, dtype=torch.bfloat16) * 0.1
+    torch.manual_seed(2 + rank)
+
+    def weight(n: int, k: int) -> Any:
+        return (torch.randn(n, k, device=device, dtype=torch.bfloat16) / k**0.5).t()
+
+    shapes = ((QKV // world, HIDDEN), (HIDDEN, HIDDEN // world), (2 * INTERMEDIATE // world, HIDDEN),
+              (HIDDEN, INTERMEDIATE // world))  # fmt: skip
+    layers = [[weight(n, k) for n, k in shapes] for _ in range(LAYERS)]
+    counts = {"lookups": 0, "hits": 0, "measured": 0}
+    tuner = AutoTuner.get()
+    search, profile = tuner.search_cache, tuner._profile_single_kernel
+
+    def counted(*words: Any, **named: Any) -> Any:
+        found = search(*words, **named)
+        counts["lookups"] += 1
+        counts["hits"] += bool(found[0])
+        return found
+
+    def measured(*words: Any, **named: Any) -> Any:
+        counts["measured"] += 1
+        return profile(*words, **named)
+
+    tuner.search_cache, tuner._profile_single_kernel = counted, measured
+
+    def forward(h: Any) -> Any:
+        for qkv, o, up, down in layers:
+            a = mm_bf16(h, qkv, backend="cublaslt")[:, : HIDDEN // world].contiguous()
+            a = mm_bf16(a, o, backend="cublaslt")
+            dist.all_reduce(a)
+            h = h + a
+            gate, value = mm_bf16(h, up, backend="cublaslt").chunk(2, dim=-1)
+            m = mm_bf16((torch.nn.functional.silu(gate) * value).contiguous(), down, backend="cublaslt")
+            dist.all_reduce(m)
+            h = torch.nn.functional.layer_norm(h + m, (HIDDEN,))
+        return h
+
+    with tuned(root, require=True) if mode == "tuned" else nullcontext():
+        out = forward(x)
+        torch.cuda.synchronize(device)
+        first = time.perf_counter() - BEGAN
+        began = time.perf_counter()
+        for _ in range(8):
+            out = forward(out[-1:].contiguous())
+        torch.cuda.synchronize(device)
+        step = (time.perf_counter() - began) / 8
+    others = [torch.empty_like(out) for _ in range(world)]
+    dist.all_gather(others, out)
+    same = all(torch.equal(other, others[0]) for other in others)
+    if rank == 0:
+        told = {"mode": mode, "first token s": round(first, 3), "decode step ms": round(step * 1e3, 3), **counts}
+        print(json.dumps({**told, "ranks agree": same, "finite": bool(torch.isfinite(out).all())}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

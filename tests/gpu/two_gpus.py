@@ -1,0 +1,145 @@
+"""Two GPUs: strategies, broken ranks, replay on both ranks, and a small tensor-parallel block served from a cache.
+
+    python -m tests.gpu.two_gpus OUT
+
+Needs torch and FlashInfer importable. Everything that is found is written to OUT as it is found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+STRATEGIES = ("synchronized", "sharded", "leader", "independent")
+
+
+class Bench:
+    """One folder of results, and how processes are started."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.work = Path("/tmp/two_gpus")
+        self.found: dict[str, Any] = {}
+        out.mkdir(parents=True, exist_ok=True)
+        self.work.mkdir(exist_ok=True)
+        self.env = {**os.environ, "FLASHINFER_WORKSPACE_BASE": str(self.work / "workspace")}
+
+    def put(self, name: str, value: Any) -> None:
+        self.found[name] = value
+        (self.out / "two_gpus.json").write_text(json.dumps(self.found, indent=1))
+        print(f"[{time.strftime('%H:%M:%S')}] {name}: {json.dumps(value)[:500]}", flush=True)
+
+    def run(self, name: str, *words: str, bound: float = 150) -> dict[str, Any]:
+        """Run one of our modules; keep its status, seconds, JSON, and the end of what it said."""
+        began = time.monotonic()
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", *words],
+                cwd=ROOT,
+                env=self.env,
+                capture_output=True,
+                text=True,
+                timeout=bound,
+                check=False,
+            )
+            lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+            told = {
+                "status": done.returncode,
+                "told": json.loads(lines[-1]) if lines else None,
+                "said": done.stderr[-700:],
+            }
+        except subprocess.TimeoutExpired:
+            told = {"status": "timeout"}
+        told["seconds"] = round(time.monotonic() - began, 2)
+        self.put(name, told)
+        return told
+
+
+def memory() -> list[int]:
+    """MiB in use on each GPU."""
+    said = subprocess.run(
+        ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [int(line) for line in said.stdout.split()]
+
+
+def broken(bench: Bench, name: str, plan: Path, sign: signal.Signals) -> None:
+    """Start a tune, send one rank a signal while it measures, and see how it ends."""
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline.tune", str(plan), str(bench.work / name), "--timeout", "20"],
+        cwd=ROOT, env=bench.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    said, sent = [], 0.0
+    for line in process.stderr:
+        said.append(line)
+        if not sent and "tuning" in line:
+            pids = subprocess.run(["pgrep", "-f", "pipeline.tune.worker"], capture_output=True, text=True, check=False)
+            ranks = [int(pid) for pid in pids.stdout.split()]
+            own = [pid for pid in ranks if b"LOCAL_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
+            for pid in own[:1]:
+                os.kill(pid, sign)
+            sent = time.monotonic()
+    status = process.wait()
+    time.sleep(1)
+    text = "".join(said)
+    bench.put(name, {
+        "status": status, "seconds": round(time.monotonic() - began, 2),
+        "after signal": round(time.monotonic() - sent, 2),
+        "names rank 1": "rank 1" in text, "saved": (bench.work / name).exists() and any((bench.work / name).glob("0*")),
+        "memory after": memory(), "said": text[-500:],
+    })  # fmt: skip
+
+
+def entries(root: Path) -> dict[str, Any]:
+    """The entries of the one cache below a root."""
+    path = next(root.glob("*/*/*/autotune_configs.json"))
+    return {k: v for k, v in json.loads(path.read_text()).items() if not k.startswith("_")}
+
+
+def main(out: str) -> None:
+    """Everything, in order of worth."""
+    bench = Bench(Path(out))
+    plans = {}
+    for model in ("Llama-3.1-8B", "Llama-3.3-70B-FP8"):
+        plans[model] = bench.out / f"{model}.json"
+        bench.run(f"plan {model}", "pipeline", "plan", model, "--tp", "2", "--arch", "90a", "--out", str(plans[model]))
+    plan = plans["Llama-3.1-8B"]
+    bench.run("warm up (JIT)", "pipeline.tune", str(plan), str(bench.work / "warm"), "--judge", "off")
+    for judge in ("off", "on"):
+        for strategy in STRATEGIES if judge == "off" else ("synchronized", "sharded"):
+            name = f"{strategy}, judge {judge}"
+            root = bench.work / name.replace(", judge ", "-")
+            bench.run(name, "pipeline.tune", str(plan), str(root), "--strategy", strategy, "--judge", judge)
+            if root.exists():
+                bench.run(f"replay {name}", "pipeline.tune.replay", "--root", str(root))
+    done = {p.name: entries(p) for p in bench.work.iterdir() if any(p.glob("*/*/*/autotune_configs.json"))}
+    base = done.get("synchronized-off", {})
+    bench.put("entries that differ from synchronized-off", {
+        name: [sum(base[k] != found.get(k) for k in base), len(base)] for name, found in done.items()
+    })  # fmt: skip
+    broken(bench, "killed", plan, signal.SIGKILL)
+    broken(bench, "stopped", plan, signal.SIGSTOP)
+    bench.run("70B, synchronized", "pipeline.tune", str(plans["Llama-3.3-70B-FP8"]), str(bench.work / "70b"), bound=150)
+    bench.run("replay 70B", "pipeline.tune.replay", "--root", str(bench.work / "70b"))
+    block = Path(__file__).with_name("tp_block.py")
+    for mode in ("tuned", "default"):
+        bench.run(
+            f"block, {mode}", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(block), mode,
+            str(bench.work / "synchronized-on"),
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
