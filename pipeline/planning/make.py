@@ -190,7 +190,8 @@ def make_plan(
         flashinfer_version=flashinfer_version,
         layout=layout,
         ops=_merged(planned),
-        round_up=round_up,
+        # FlashInfer itself rounds up to its own buckets: a server without any context must ask for the same entries.
+        round_up=round_up or (target.device == "cuda" and not buckets),
         skip_ops=tuple(dict.fromkeys(skip_ops)),
         seed=seed,
         untuned=_grouped(untuned),

@@ -19,6 +19,26 @@ def replay_tokens(buckets: Sequence[int]) -> list[int]:
     return sorted({*buckets, *(bucket + 1 for bucket in buckets), *halfway})
 
 
+_BETWEEN = (0.21, 0.47, 0.77)  # of the way between two buckets: counts that are multiples of nothing
+
+
+def judged_tokens(op: OpPlan, plan: Plan, bucket: int) -> list[int]:
+    """The token counts at which a bucket's entry is judged: the bucket, and up to three others that it answers.
+
+    An entry often names a place in a list that a library makes for each token count anew, so that the best at the
+    bucket may be a poor choice beside it. An exact entry answers nothing beside it.
+    """
+    if op.options.get("hits") == "exact":
+        return [bucket]
+    place = op.buckets.index(bucket)
+    if plan.round_up:
+        low, high = (op.buckets[place - 1] if place else 0), bucket
+    else:
+        low, high = bucket, op.buckets[min(place + 1, len(op.buckets) - 1)]
+    beside = {low + round((high - low) * part) for part in _BETWEEN} - {0, low, high}
+    return [bucket, *sorted(beside)]
+
+
 def answering(op: OpPlan, plan: Plan, tokens: int) -> int:
     """The bucket whose entry FlashInfer takes for a token count: the nearest below, or above with `round_up`.
 

@@ -216,11 +216,29 @@ def whole(bench: Bench, version: str) -> None:
     measure(bench, "off", "off-untuned-counts", "--untuned")
     tune(bench, plan, "on-3")
     names = [name for name in ("on-1", "on-2", "on-3") if (bench.out / f"{name}.json").exists()]
+    compare(bench, names)
+    bench.step("replay on-1", ["pipeline.tune.replay", "--root", bench.work / "on-1"], 60)
+    sharing(bench, version)
+
+
+def compare(bench: Bench, names: Sequence[str]) -> None:
+    """Where tunes of one plan differ, time the choices of one against those of the other."""
     for one, other in ((a, b) for i, a in enumerate(names) for b in names[i + 1 :]):
         bench.note(f"{one} and {other}", differing(bench.out / f"{one}.json", bench.out / f"{other}.json"))
         measure(bench, one, f"{one}-against-{other}", "--against", bench.work / other, bound=40)
-    bench.step("replay on-1", ["pipeline.tune.replay", "--root", bench.work / "on-1"], 60)
-    sharing(bench, version)
+
+
+def brief(bench: Bench, version: str) -> None:
+    """The 8B shapes in bf16 and fp8: judged tunes against each other and against the default."""
+    plan = write(both(read_plan("llama-3.1-8b", version)), bench.work / "8b.plan.json")
+    tune(bench, plan, "on-1")
+    measure(bench, "on-1", "on-1-tuned-counts")
+    measure(bench, "on-1", "on-1-untuned-counts", "--untuned")
+    tune(bench, plan, "on-2")
+    compare(bench, ("on-1", "on-2"))
+    tune(bench, plan, "on-3", bound=60)
+    if (bench.out / "on-3.json").exists():
+        compare(bench, ("on-1", "on-3"))
 
 
 def large(bench: Bench, version: str) -> None:
@@ -237,6 +255,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--brief", action="store_true", help="two judged tunes, measured and compared; no more")
     parser.add_argument("--large", action="store_true", help="Llama-3.3-70B-FP8 instead of the 8B shapes")
     parser.add_argument("--seconds", type=float, default=520)
     parser.add_argument("--work", type=Path, default=Path("/tmp/bench_h200"))
@@ -246,7 +265,7 @@ def main() -> None:
     bench = Bench(options.out, options.work, time.monotonic() + options.seconds)
     record = bench.step("record", ["pipeline.tune.record"], 60)
     version = record["record"]["flashinfer"]["flashinfer_version"] if record else "0.6.16.post3"
-    (smoke if options.smoke else large if options.large else whole)(bench, version)
+    (smoke if options.smoke else large if options.large else brief if options.brief else whole)(bench, version)
 
 
 if __name__ == "__main__":

@@ -350,7 +350,7 @@ def test_digest_knows_every_meaning(data):
         )
     )
     assert replace(plan, ops=(*plan.ops[:i], changed, *plan.ops[i + 1 :])).digest != plan.digest
-    assert replace(plan, round_up=True).digest != plan.digest
+    assert replace(plan, round_up=False).digest != plan.digest
     assert replace(plan, skip_ops=("x",)).digest != plan.digest
     assert replace(plan, layout=Layout(tp=4)).digest != plan.digest
 
@@ -404,3 +404,9 @@ def test_seeded_shuffle_of_options_changes_nothing():
         random.Random(seed).shuffle(shuffled)
         digests.add(plan_of("Mixtral-8x7B", tp=2, skip_ops=shuffled).digest)
     assert len(digests) == 1
+
+
+def test_flashinfers_own_buckets_round_up_as_flashinfer_does() -> None:
+    assert plan_of("Llama-3.1-8B", arch="90a").round_up
+    assert not plan_of("Llama-3.1-8B", arch="90a", buckets=[1, 8]).round_up
+    assert not plan_of("tiny").round_up

@@ -25,6 +25,7 @@ from .rule import Round
 _GRAPH_MS = 0.5  # a replay lasts about this long at least, so that launching it is a small part
 _CALLS = 128  # calls of one graph at most
 _L2_TIMES = 3  # the copies of the weights exceed the L2 cache this many times
+_SMALL, _PLACES = 4 << 20, 4  # bytes of an activation that is moved about, and to how many places
 _CPU_MS = 0.5
 
 
@@ -219,8 +220,9 @@ class GpuBench:
 def _rotated(point: Question, device: torch.device) -> list[list[Any]]:
     """The inputs, and copies with the weights in other memory, until they exceed the L2 cache.
 
-    What the tuning config makes dynamic follows the token count: activations and outputs. A flat tensor of bytes is
-    a workspace. Neither is copied.
+    What the tuning config makes dynamic follows the token count: activations and outputs. Small ones get a few copies
+    that all fit into the cache, since the time of some kernels depends on where they lie. A flat tensor of bytes is a
+    workspace and is not copied.
     """
     moving = {index for spec in point.config.dynamic_tensor_specs for index in spec.input_idx}
     moving |= {spec.input_idx for spec in point.config.constraint_specs}
@@ -234,10 +236,14 @@ def _rotated(point: Question, device: torch.device) -> list[list[Any]]:
     ]
     size = sum(point.inputs[index].numel() * point.inputs[index].element_size() for index in still)
     cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
-    copies = max(1, min(16, math.ceil(_L2_TIMES * cache / size))) if size > 1 << 20 else 1
+    copies = max(2, min(16, math.ceil(_L2_TIMES * cache / size))) if 1 << 20 < size < 1 << 30 else 1
+    small = [i for i in moving if isinstance(point.inputs[i], torch.Tensor) and point.inputs[i].nbytes <= _SMALL]
     turned = [list(point.inputs)]
-    for _ in range(copies - 1):
-        turned.append([t.clone() if index in still else t for index, t in enumerate(point.inputs)])
+    for copy in range(1, copies):
+        again = [t.clone() if index in still else t for index, t in enumerate(point.inputs)]
+        for index in small:
+            again[index] = turned[copy % _PLACES][index] if copy >= _PLACES else point.inputs[index].clone()
+        turned.append(again)
     return turned
 
 

@@ -19,7 +19,7 @@ from pipeline.contract.digest import canonical_json
 from pipeline.contract.plan import OpPlan
 from pipeline.tune import flashinfer_api
 from pipeline.tune.coverage import settings
-from pipeline.tune.tokens import answering, replay_tokens
+from pipeline.tune.tokens import judged_tokens
 from pipeline.tune.tuner import Question
 
 from . import rule
@@ -36,6 +36,7 @@ Gather = Callable[[Any], list[Any]]
 _SCREEN = 3  # rounds that find the leading candidates
 _WITHIN, _LEADERS = 0.04, 8  # how near to the fastest a candidate must be, and how many are judged
 _HOPELESS = 1.5  # times FlashInfer's own best: not timed again
+_SITTINGS = 2  # further ones, for a choice that leaves the default
 _CPU_SHARE = 0.2  # a CPU's clock gains little from more rounds
 
 
@@ -67,13 +68,13 @@ def budget_of(session: Session) -> Budget:
 
 
 def _questions(session: Session, op: OpPlan, case: Case, bucket: int) -> list[list[Question]]:
-    """For each entry that answers at `bucket`: its question there, and halfway to the next bucket if it answers too."""
-    counts = [bucket]
-    if op.options.get("hits") != "exact" and not getattr(case, "one_point", False):
-        counts += [t for t in replay_tokens(op.buckets) if t > bucket + 1 and answering(op, session.plan, t) == bucket]
+    """For each entry that answers at `bucket`: its question there, and at other counts that it answers."""
+    counts = judged_tokens(op, session.plan, bucket)
+    if getattr(case, "one_point", False):
+        counts = [bucket]
     found: dict[str, list[Question]] = {}
     with settings(session.plan, op, tune=False):
-        for tokens in counts[:2]:
+        for tokens in counts:
             for question in _ask(session, case, tokens):
                 if question.lookup.hit and (tokens == bucket or question.lookup.key in found):
                     found.setdefault(question.lookup.key, []).append(question)
@@ -119,7 +120,11 @@ class Court:
                 None, None, None, None, "argmin", len(candidates), len(failed), argmin=argmin, note=f"not judged: {why}"
             )
             return
-        verdict, rounds, clear = self._try(trial, [n for n in range(len(candidates)) if n not in failed], began)
+        rounds, clear = self._try(trial, [n for n in range(len(candidates)) if n not in failed], began)
+        sittings = [rounds, *self._sit_again(points, candidates, rounds, trial)]
+        verdict = rule.settle(sittings)
+        self.budget.take(max(self.gather(time.monotonic() - began)))
+        rounds = [one for sitting in sittings for one in sitting]
         chosen = candidates[verdict.chosen]
         key = flashinfer_api.bake(self.session.tuner, first, chosen.runner, chosen.tactic)
         self.session.measured.judged[key] = Judged(
@@ -136,7 +141,30 @@ class Court:
             note="" if clear else f"not clear after {len(rounds)} rounds",
         )
 
-    def _try(self, trial: Bench, alive: list[int], began: float) -> tuple[rule.Verdict, list[rule.Round], bool]:
+    def _sit_again(
+        self, points: Sequence[Question], candidates: Sequence[Candidate], rounds: Sequence[rule.Round], first: Bench
+    ) -> list[list[rule.Round]]:
+        """What was found better than the default must be so with its tensors in other memory too.
+
+        `first` and each later bench are kept until the end: what is freed would be handed out again.
+        """
+        kept: list[Bench] = [first]
+        found: list[list[rule.Round]] = []
+        alive = sorted(rounds[-1])
+        while rule.judge(rounds).chosen and len(found) < _SITTINGS:
+            error = ""
+            try:
+                kept.append(bench(points, [candidates[number] for number in alive], self.session.device))
+                error = "; ".join(kept[-1].failed.values())
+            except Exception as failure:  # noqa: BLE001 - no memory, for one
+                error = f"{type(failure).__name__}: {failure}"
+            if any(self.gather(error)):
+                break
+            more, _ = self._together(kept[-1].rounds(list(range(len(alive))), rule.SITTING), time.monotonic())
+            found.append([{alive[place]: times for place, times in one.items()} for one in more])
+        return found
+
+    def _try(self, trial: Bench, alive: list[int], began: float) -> tuple[list[rule.Round], bool]:
         """Screen, then go on in batches until all ranks' times decide or the budget is spent."""
         quick, _ = self._together(trial.rounds(alive, _SCREEN), began)
         fastest = {c: min(math.fsum(one[c]) / len(one[c]) for one in quick) for c in alive}
@@ -149,8 +177,7 @@ class Court:
             verdict = rule.judge(rounds)
             settled = len(alive) == 1 or (verdict.clear and len(rounds) >= rule.LEAST)
             if settled or len(rounds) >= rule.MOST or seconds > self.budget.allow():
-                self.budget.take(seconds)
-                return verdict, rounds, settled
+                return rounds, settled
             alive = [c for c in alive if c not in verdict.drop]
 
     def _together(self, mine: list[rule.Round], began: float) -> tuple[list[rule.Round], float]:

@@ -15,7 +15,7 @@ So two runs differ only where a gap is as narrow as the noise of many rounds, an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -24,7 +24,9 @@ WORSE_ANYWHERE = 0.005  # a candidate this much slower than the default at one t
 CLEAR = 3.0  # standard errors that make a difference clear
 TRIM = 0.2  # part of the rounds left out at each end
 BATCH = 8  # rounds between two looks
-LEAST, MOST = 32, 480  # rounds of one key
+LEAST, MOST = 32, 480  # rounds of one key in its first sitting
+SITTING = 24  # rounds of a further one
+MOSTLY = 0.85  # of all batches must be won against the default
 
 Round = Mapping[int, Sequence[float]]  # candidate → ln(milliseconds) at each token count; 0 is the default
 
@@ -61,9 +63,36 @@ def centre(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(variance / n) / (1 - 2 * cut / n)
 
 
-def judge(rounds: Sequence[Round]) -> Verdict:
-    """Decide from the rounds so far. Candidates of the last round are in the running; 0, the default, always is."""
-    alive = sorted(rounds[-1])
+def settle(sittings: Sequence[Sequence[Round]]) -> Verdict:
+    """Decide from several sittings, in which the same candidates were timed with their tensors in other memory.
+
+    What is chosen over the default must be faster in every sitting, and in most batches of rounds.
+    """
+    rounds = [one for sitting in sittings for one in sitting]
+    without: set[int] = set()
+    while True:
+        verdict = judge(rounds, without)
+        if verdict.chosen == 0 or confirmed(verdict.chosen, sittings):
+            return verdict
+        without.add(verdict.chosen)
+
+
+def confirmed(candidate: int, sittings: Sequence[Sequence[Round]]) -> bool:
+    """Whether a candidate beats the default in each sitting, and in MOSTLY of all batches of rounds.
+
+    A kernel that is fast in one state of the GPU and slow in another can win on average and lose for a while.
+    """
+    ratios = [_ratios(sitting, candidate, 0) for sitting in sittings]
+    batches = [math.fsum(one[at : at + BATCH]) for one in ratios for at in range(0, len(one) - BATCH + 1, BATCH)]
+    faster = sum(batch < 0 for batch in batches)
+    return faster >= MOSTLY * len(batches) and all(centre(one)[0] < -LOW for one in ratios)
+
+
+def judge(rounds: Sequence[Round], without: Collection[int] = ()) -> Verdict:
+    """Decide from the rounds so far. Candidates of the last round are in the running, except those in `without`;
+    0, the default, always is.
+    """
+    alive = [c for c in sorted(rounds[-1]) if c not in without]
     score = {c: centre(_ratios(rounds, c, 0))[0] for c in alive}
     barred = {c for c in alive if c != 0 and _slow_somewhere(rounds, c)}
     running = [c for c in alive if c not in barred]
