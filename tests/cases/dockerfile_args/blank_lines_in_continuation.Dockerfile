@@ -1,0 +1,5 @@
+ARG A=1 \
+
+  
+  B=2
+FROM scratch

@@ -1,0 +1,2 @@
+ARG V=1.2 # no comment
+FROM scratch

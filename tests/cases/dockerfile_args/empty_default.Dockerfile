@@ -1,0 +1,3 @@
+ARG A=
+ARG B=""
+FROM scratch

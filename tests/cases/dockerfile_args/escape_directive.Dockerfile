@@ -1,0 +1,4 @@
+# escape=`
+ARG A=1 `
+  B=C:\x\y
+FROM scratch

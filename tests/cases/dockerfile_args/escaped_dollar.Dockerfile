@@ -1,0 +1,3 @@
+ARG A=1
+ARG V=\${A}
+FROM scratch

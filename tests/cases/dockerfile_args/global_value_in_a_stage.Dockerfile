@@ -1,0 +1,4 @@
+ARG V=1
+FROM scratch AS a
+ARG V
+ARG W=${V}.5

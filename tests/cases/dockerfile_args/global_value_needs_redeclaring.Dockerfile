@@ -1,0 +1,3 @@
+ARG V=1
+FROM scratch AS a
+ARG W=x${V}

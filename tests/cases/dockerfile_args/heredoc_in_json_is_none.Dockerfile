@@ -1,0 +1,3 @@
+FROM scratch AS s
+RUN ["cat", "<<EOF"]
+ARG YES=1

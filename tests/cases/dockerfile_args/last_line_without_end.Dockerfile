@@ -1,0 +1,2 @@
+FROM scratch AS s
+ARG V=1 \

@@ -1,0 +1,3 @@
+	arg	A=1
+from scratch as s
+arg B=2

@@ -1,0 +1,3 @@
+FROM scratch AS s
+ONBUILD ARG LATER=1
+ARG NOW=2

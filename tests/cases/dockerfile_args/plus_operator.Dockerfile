@@ -1,0 +1,4 @@
+ARG CUDA=13
+ARG X=${CUDA:+yes}
+ARG Y=${NONE:+yes}
+FROM scratch

@@ -1,0 +1,3 @@
+FROM scratch AS s
+RUN echo "<<EOF"
+ARG YES=1

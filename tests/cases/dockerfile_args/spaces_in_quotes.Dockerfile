@@ -1,0 +1,2 @@
+ARG A="7.5 8.0" B='9 10'
+FROM scratch

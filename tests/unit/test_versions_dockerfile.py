@@ -1,0 +1,260 @@
+"""The reader of Dockerfile ARGs, against right answers; tests/engine/test_versions_outline.py asks BuildKit itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.versions.dockerfile import ENGINE, NEWEST, Frontend, named_by, read
+
+CASES = Path(__file__).resolve().parents[1] / "cases" / "dockerfile_args"
+EXPECTED: dict[str, dict[str, str]] = json.loads((CASES / "expected.json").read_text(encoding="utf-8"))
+BOTH = pytest.mark.parametrize("frontend", [ENGINE, NEWEST], ids=str)
+
+
+def values(text: str, frontend: Frontend = ENGINE) -> dict[str, str | None]:
+    return {
+        (f"{a.stage}." if a.stage is not None else "") + a.name: a.value for a in read(text, frontend=frontend).args
+    }
+
+
+def one(default: str, before: str = "ARG A=1.2.3\nARG E=\n", frontend: Frontend = ENGINE) -> str | None:
+    return values(f"{before}ARG V={default}\nFROM scratch\n", frontend)["V"]
+
+
+def test_every_case_has_an_answer() -> None:
+    assert {path.stem for path in CASES.glob("*.Dockerfile")} == set(EXPECTED)
+    assert len(EXPECTED) > 30
+
+
+@BOTH
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_case(name: str, frontend: Frontend) -> None:
+    text = (CASES / f"{name}.Dockerfile").read_bytes().decode("utf-8")
+    read_here = read(text, frontend=frontend)
+    got = {
+        key: value
+        for arg in read_here.args
+        if (value := arg.value) is not None
+        for key in [(f"{arg.stage}." if arg.stage is not None else "") + arg.name]
+    }
+    unscoped = {key.rpartition(".")[2]: value for key, value in got.items()}
+    assert EXPECTED[name] in (got, unscoped)
+    assert read_here.problems == ()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("default", "value"),
+    [
+        ("1", "1"),
+        ("a$A", "a1.2.3"),
+        ("${A}b", "1.2.3b"),
+        ("$", "$"),
+        ("$.x", "$.x"),
+        ("$$x", "x"),
+        ("${NONE:-d}", "d"),
+        ("${E:-d}", "d"),
+        ("${E-d}", ""),
+        ("${A:-d}", "1.2.3"),
+        ("${A:+p}", "p"),
+        ("${E:+p}", ""),
+        ("${E+p}", "p"),
+        ("${A:?no}", "1.2.3"),
+        ("${NONE:-${A}}", "1.2.3"),
+        ("${NONE:-'$A'}", "$A"),
+        ('"${NONE:-$A}"', "1.2.3"),
+        ("${A%%.*}", "1"),
+        ("${A%.*}", "1.2"),
+        ("${A##*.}", "3"),
+        ("${A#*.}", "2.3"),
+        ("${A#?}", ".2.3"),
+        ("${A%x}", "1.2.3"),
+        ("${A/./-}", "1-2.3"),
+        ("${A//./-}", "1-2-3"),
+        ("${A//?/x}", "xxxxx"),
+        ("'$A'", "$A"),
+        ("\"'$A'\"", "'1.2.3'"),
+        ("a'b'\"c\"d", "abcd"),
+        ("\\$A", "$A"),
+        ('"\\$A"', "$A"),
+        ('"\\a"', "\\a"),
+        ("\\a", "a"),
+        ("a\\ b", "a b"),
+        ("x=y", "x=y"),
+        ("''", ""),
+        ("é$A", "é1.2.3"),
+    ],
+)
+def test_expansion(default: str, value: str, frontend: Frontend) -> None:
+    assert one(default, frontend=frontend) == value
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ('"open', "double quote"),
+        ("'open", "single quote"),
+        ("${A", "modifier"),
+        ("${}", "bad substitution"),
+        ("${A:=x}", "unsupported modifier"),
+        ("${A^}", "unsupported modifier"),
+        ("${A:-x", "missing"),
+        ("${NONE:?nope}", "NONE: nope"),
+        ("${A#\\x}", "invalid escape"),
+    ],
+)
+def test_what_buildkit_refuses_has_its_line(word: str, why: str, frontend: Frontend) -> None:
+    found = read(f"ARG A=1\nFROM scratch AS s\nARG OK=1\nARG V={word}\nARG LATER=2\n", frontend=frontend)
+    assert [problem.line for problem in found.problems] == [4]
+    assert why in found.problems[0].message
+    assert {arg.name: arg.value for arg in found.args} == {"A": "1", "OK": "1", "V": None, "LATER": "2"}
+
+
+def test_lines_are_those_of_the_names() -> None:
+    text = "\n".join(
+        [
+            "# syntax=docker/dockerfile:1",
+            "",
+            "ARG A=1 \\",
+            "  # comment",
+            "",
+            "  B=2 C=3",
+            "FROM scratch AS s",
+            "RUN <<ONE cat <<-TWO",
+            "ARG NO=1",
+            "ONE",
+            "ARG NO=2",
+            "\tTWO",
+            "ARG D=4",
+            "RUN a && \\",
+            "    b",
+            "ARG \\",
+            "  E=5",
+        ]
+    )
+    found = {arg.name: arg.line for arg in read(text).args}
+    assert found == {"A": 3, "B": 6, "C": 6, "D": 13, "E": 17}
+    assert {arg.name: arg.line for arg in read(text.replace("\n", "\r\n")).args} == found
+    assert {arg.name: arg.line for arg in read("\ufeff" + text).args} == found
+
+
+def test_stage_is_its_name_its_index_or_none() -> None:
+    found = read("ARG A=1\nFROM scratch\nARG B=1\nFROM scratch AS Named\nARG C=1\nFROM scratch\nARG D=1\n").args
+    assert [arg.stage for arg in found] == [None, 0, "named", 2]
+
+
+def test_several_args_of_one_instruction_depend_on_the_frontend() -> None:
+    text = "FROM scratch AS s\nARG A=1 B=$A\n"
+    assert values(text, Frontend(1, 7)) == {"s.A": "1", "s.B": ""}
+    assert values(text, Frontend(1, 8)) == {"s.A": "1", "s.B": "1"}
+    globally = "ARG A=1 B=$A\nFROM scratch\n"
+    assert values(globally, Frontend(1, 7)) == values(globally, NEWEST) == {"A": "1", "B": "1"}
+
+
+def test_a_global_arg_without_default_depends_on_the_frontend() -> None:
+    text = "ARG A\nARG B=${A-unset}\nFROM scratch\n"
+    assert values(text, Frontend(1, 7))["B"] == ""
+    assert values(text, Frontend(1, 11))["B"] == "unset"
+
+
+def test_a_blank_before_the_word_of_a_heredoc_depends_on_the_frontend() -> None:
+    text = "FROM scratch AS s\nRUN cat << EOF\nARG A=1\nEOF\nARG B=2\n"
+    assert "s.A" in values(text, Frontend(1, 15))
+    assert values(text, Frontend(1, 16)) == {"s.B": "2"}
+
+
+@pytest.mark.parametrize("frontend", [Frontend(1, 7), Frontend(1, 12)], ids=str)
+def test_an_onbuild_arg_reaches_the_stage_built_on_it(frontend: Frontend) -> None:
+    text = "FROM scratch AS a\nONBUILD ARG V=1\nFROM a AS b\nARG W=$V\nFROM b AS c\n"
+    assert values(text, frontend) == {"b.V": "1", "b.W": "1"}
+    assert values(text, Frontend(1, 11)) == {"b.W": ""}
+
+
+def test_platform_arguments_are_the_builders() -> None:
+    text = "ARG I=x-${TARGETARCH}\nFROM scratch AS s\nARG TARGETARCH\nARG J=${TARGETARCH}\n"
+    assert values(text) == {"I": "x-amd64", "s.TARGETARCH": None, "s.J": "amd64"}
+    arm = {a.name: a.value for a in read(text, platform="linux/arm64").args}
+    assert arm["I"] == "x-arm64"
+
+
+def test_bases_are_expanded_and_know_their_parents() -> None:
+    found = read("ARG B=a\nARG V=13.0.3\nFROM nvidia/cuda:${V}-base AS a\nFROM ${B} AS b\nFROM A\n").stages
+    assert [(s.base, s.parent, s.line) for s in found] == [
+        ("nvidia/cuda:13.0.3-base", None, 3),
+        ("a", 0, 4),
+        ("A", None, 5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "why"),
+    [
+        ("", 1, "no instruction"),
+        ("# only a comment\n", 1, "no instruction"),
+        ("ARG A=1\n", 1, "no FROM"),
+        ("RUN x\nFROM scratch\n", 1, "before the first FROM"),
+        ("FROM scratch\nSET x\n", 2, "unknown instruction"),
+        ("FROM scratch\nARG\n", 2, "without a name"),
+        ("FROM scratch\nARG =1\n", 2, "without a name"),
+        ("FROM a b\n", 1, "FROM needs"),
+        ("FROM scratch AS 1x\n", 1, "cannot name a stage"),
+        ("FROM $NONE\n", 1, "names nothing"),
+        ("FROM scratch\nRUN <<EOF\nx\n", 2, "has no end"),
+        ("FROM scratch\nRUN [1]\n", 2, "strings only"),
+        ("FROM scratch\nENV A\n", 2, "a value"),
+        ("FROM scratch\nONBUILD FROM x\n", 2, "not allowed"),
+        ("# escape=x\nFROM scratch\n", 1, "escape character"),
+        ("# escape=`\n# escape=`\nFROM scratch\n", 2, "second escape"),
+        (f"FROM scratch\nARG A={'x' * 70000}\n", 2, "longer than"),
+    ],
+)
+def test_a_file_that_buildkit_refuses(text: str, line: int, why: str) -> None:
+    problems = read(text).problems
+    assert any(problem.line == line and why in problem.message for problem in problems), problems
+
+
+def test_a_base_that_a_build_argument_must_name_is_no_problem() -> None:
+    assert read("ARG BASE\nFROM ${BASE}\n").problems == ()
+
+
+@pytest.mark.parametrize(
+    ("syntax", "frontend"),
+    [
+        ("", ENGINE),
+        ("docker/dockerfile:1", NEWEST),
+        ("docker/dockerfile:1.7", Frontend(1, 7)),
+        ("docker/dockerfile:1.14-labs", Frontend(1, 14)),
+        ("docker.io/docker/dockerfile:1.20.3@sha256:00", Frontend(1, 20)),
+        ("docker/dockerfile", NEWEST),
+        ("example/other:1", ENGINE),
+    ],
+)
+def test_the_syntax_line_names_the_frontend(syntax: str, frontend: Frontend) -> None:
+    assert named_by(syntax) == frontend
+
+
+@given(st.text())
+def test_no_text_makes_it_raise(text: str) -> None:
+    for frontend in (ENGINE, NEWEST):
+        read(text, frontend=frontend)
+
+
+@given(st.text(alphabet="ARGFOM abc=${}:-+?#%/\\'\"\n\t<`", max_size=200))
+def test_no_near_dockerfile_makes_it_raise(text: str) -> None:
+    for frontend in (ENGINE, NEWEST):
+        found = read(text, frontend=frontend)
+        count = text.count("\n") + 1
+        assert all(1 <= arg.line <= count for arg in found.args)
+        assert all(1 <= problem.line <= count for problem in found.problems)
+
+
+@given(st.text(min_size=1).filter(lambda text: not set(text) & set("\n'\ufeff")))
+def test_single_quotes_keep_everything(text: str) -> None:
+    found = read(f"FROM scratch\nARG V='{text}'\n")
+    assert [arg.value for arg in found.args] == [text]
