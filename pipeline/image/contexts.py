@@ -61,15 +61,15 @@ def _settle_one(path: Path, times: dict[str, int]) -> None:
 
 def stage_code(package: Path, place: Path) -> Path:
     """Copy the rooms that run in the image to their whole path below `place`, without caches of byte code."""
-    home = place / CODE_ROOT.lstrip("/")
-    target = home / "pipeline"
+    code = place / CODE_ROOT.lstrip("/")
+    target = code / "pipeline"
     target.mkdir(parents=True)
     for name in SHIPPED_MODULES:
         shutil.copyfile(package / name, target / name)
     for room in SHIPPED_ROOMS:
         shutil.copytree(package / room, target / room, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-    (home / "bin").mkdir()
-    (home / "bin" / ENTRY_POINT).symlink_to(f"../pipeline/start/{ENTRY_POINT}")
+    (code / "bin").mkdir()
+    (code / "bin" / ENTRY_POINT).symlink_to(f"../pipeline/start/{ENTRY_POINT}")
     return settle(place)
 
 

@@ -92,3 +92,18 @@ def built(pipeline: Any, client: Any) -> Iterator[dict[str, Any]]:
     outcome["stderr"] = done.stderr
     yield outcome
     client.images.remove(NAME, force=True)
+
+
+@pytest.fixture(scope="session")
+def stored_root() -> Any:
+    """The root in the store that an image was baked from: several hold its key, one its manifest."""
+    from pipeline.contract.digest import sha256_file
+
+    def find(home: Path, built: dict[str, Any]) -> Path:
+        for root in (home / "tuned-image-pipeline" / "tuned").glob("*/root"):
+            manifest = root / built["key"] / "manifest.json"
+            if manifest.is_file() and sha256_file(manifest) == built["verdict"]["manifest_sha256"]:
+                return root
+        raise AssertionError("the store does not hold what was baked")
+
+    return find

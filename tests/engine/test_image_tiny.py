@@ -95,12 +95,12 @@ def test_built_again_nothing_is_tuned_and_everything_is_cached(built: dict[str, 
 
 
 def test_rebuilt_without_the_builder_s_cache_the_layers_are_the_same(
-    built: dict[str, Any], engine: Any, home: Path, tmp_path: Path
+    built: dict[str, Any], engine: Any, home: Path, tmp_path: Path, stored_root: Any
 ) -> None:
     """The diff id is the promise: bake the stored cache once more, with nothing taken from the build cache."""
     log = Path(built["log"]).read_text()
     command = next(line for line in log.splitlines() if "--target final" in line)
-    stored = stored_root(home, built["key"])
+    stored = stored_root(home, built)
     from pipeline.image.caches import collect
     from pipeline.image.contexts import stage_key
 
@@ -252,9 +252,9 @@ def test_only_the_plan_changed_no_wheel_is_installed_again(built: dict[str, Any]
 
 
 def test_an_earlier_cache_is_taken_up_and_recorded(
-    built: dict[str, Any], pipeline: Any, client: Any, home: Path, tmp_path: Path
+    built: dict[str, Any], pipeline: Any, client: Any, home: Path, tmp_path: Path, stored_root: Any
 ) -> None:
-    stored = stored_root(home, built["key"])
+    stored = stored_root(home, built)
     previous = tmp_path / "previous"
     shutil.copytree(stored, previous)
     done = pipeline(
@@ -304,11 +304,6 @@ def test_ctrl_c_leaves_no_tag_and_no_container(
         p for p in (home / "tuned-image-pipeline" / "contexts").iterdir() if p.name.startswith((".", "tuned-", "bake-"))
     ]
     assert left == []
-
-
-def stored_root(home: Path, key: str) -> Path:
-    roots = [p for p in (home / "tuned-image-pipeline" / "tuned").glob("*/root") if (p / key).is_dir()]
-    return min(roots, key=lambda p: p.stat().st_mtime)
 
 
 def read_file(client: Any, image: str, path: str) -> bytes:

@@ -37,7 +37,7 @@ LAYERS: dict[str, tuple[str, ...]] = {}
 
 
 def test_the_cache_layer_is_the_same_on_both_stores(
-    fresh: Any, client: Any, built: dict[str, Any], home: Path, tmp_path: Path
+    fresh: Any, client: Any, built: dict[str, Any], home: Path, tmp_path: Path, stored_root: Any
 ) -> None:
     from pipeline.engine import connect
     from pipeline.engine.buildx import environment
@@ -48,11 +48,10 @@ def test_the_cache_layer_is_the_same_on_both_stores(
     from pipeline.image.staging import Staging
 
     base = client.images.get(built["image_id"]).labels["org.opencontainers.image.base.name"]
-    roots = [p for p in (home / "tuned-image-pipeline" / "tuned").glob("*/root") if (p / built["key"]).is_dir()]
     staging = Staging(tmp_path)
     contexts = {
         "code": staging.code(), "modules": staging.empty(), "plan": staging.empty(), "previous": staging.empty(),
-        "tuned": stage_key(collect([min(roots)])[0], tmp_path / "tuned"),
+        "tuned": stage_key(collect([stored_root(home, built)])[0], tmp_path / "tuned"),
     }  # fmt: skip
     with closing(connect(fresh)) as other:
         assert other.images.list(all=True) == []
