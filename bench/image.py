@@ -12,7 +12,8 @@ from bench.measure import many, once, say
 from pipeline.engine import ensure
 from pipeline.engine.buildx import environment
 from pipeline.home import cache_home
-from pipeline.image.contexts import stage_tuned
+from pipeline.image.caches import collect
+from pipeline.image.contexts import stage_key
 
 PIPELINE = [sys.executable, "-m", "pipeline"]
 IMAGE = [*PIPELINE, "image", "tiny", "--tp", "2", "--image", "tuned-bench/tiny:bench", "--json"]
@@ -28,8 +29,8 @@ def main() -> None:
     place = cache_home() / "contexts" / "bench"
     root = next(p for p in (cache_home() / "tuned").glob("*/root") if (p / outcome["key"]).is_dir())
     if not place.exists():
-        stage_tuned(root, place)
-    words = [f"tuned={place}" if word.startswith("tuned=") else word for word in words]
+        stage_key(collect([root])[0], place)
+    words = [f"{word.partition('=')[0]}={place}" if word.startswith("tuned-") else word for word in words]
     at = words.index("--metadata-file")
     del words[at : at + 2]
     bare = many(words, env=environ)

@@ -10,8 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import BuildError
+from pipeline.contract.files import write_whole
 from pipeline.run import ProcessFailed, run
+
+from .pinned import pin_contexts
 
 # A line that a RUN step printed, in `--progress=plain`: "#12 3.456 text".
 _STEP_LINE = re.compile(r"#\d+ (?:\d+\.\d+ )(.*)")
@@ -46,18 +50,24 @@ class Built:
 
 @dataclass(frozen=True)
 class Builder:
-    """How to reach BuildKit: the client's environment, the Dockerfile, an empty main context, the log."""
+    """How to reach BuildKit: the client's environment, the Dockerfile's text and where it is written, an empty main
+    context, the log.
+    """
 
     environment: Mapping[str, str]
-    dockerfile: Path
+    dockerfile: bytes
+    folder: Path
     empty: Path
     log: Path
 
     def command(self, stage: Stage, metadata: Path | None = None) -> list[str]:
         """The whole command line of a build, sorted so that it is the same every time."""
+        text, contexts = pin_contexts(self.dockerfile, stage.contexts)
+        dockerfile = self.folder / f"Dockerfile-{sha256_bytes(text)[:24]}"
+        write_whole(dockerfile, text)
         words = ["docker", "buildx", "build", "--progress=plain", "--provenance=false", "--network=none"]
-        words += ["--file", str(self.dockerfile), "--target", stage.target]
-        for name, place in sorted(stage.contexts.items()):
+        words += ["--file", str(dockerfile), "--target", stage.target]
+        for name, place in sorted(contexts.items()):
             words += ["--build-context", f"{name}={place}"]
         for name, value in sorted(stage.arguments.items()):
             words += ["--build-arg", f"{name}={value}"]

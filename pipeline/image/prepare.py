@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,10 +60,8 @@ class Prepared:
 
     def final_builder(self, keys: int) -> Builder:
         """The builder whose Dockerfile ends with a layer for each key and with what the image runs."""
-        data = finished_dockerfile(self.template, self.runs, keys=keys)
-        return Builder(
-            self.builder.environment, self.staging.file("Dockerfile", data), self.builder.empty, self.builder.log
-        )
+        text = finished_dockerfile(self.template, self.runs, keys=keys)
+        return replace(self.builder, dockerfile=text)
 
 
 def _probed(client: DockerClient, base: bases.Base, offer: Gpus, home: Path) -> tuple[BaseFacts, Gpus]:
@@ -174,7 +172,7 @@ def prepare(request: Request, engine: Engine, client: DockerClient, logfile: Pat
     return Prepared(
         client=client,
         engine=engine,
-        builder=Builder(environment(engine), staging.file("Dockerfile", template), staging.empty(), logfile),
+        builder=Builder(environment(engine), template, staging.folder, staging.empty(), logfile),
         template=template,
         runs=read_runs(client, base.reference),
         base=base,

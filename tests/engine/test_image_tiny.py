@@ -109,8 +109,8 @@ def test_rebuilt_without_the_builder_s_cache_the_layers_are_the_same(
 
     words = shlex.split(command.removeprefix("+ "))
     for at, word in enumerate(words):
-        if word.startswith("tuned="):
-            words[at] = f"tuned={context}"
+        if word.startswith("tuned-"):
+            words[at] = f"{word.partition('=')[0]}={context}"
         if word == "--metadata-file":
             words[at + 1] = str(tmp_path / "metadata.json")
     words.insert(3, "--no-cache-filter=final")

@@ -62,7 +62,8 @@ def test_the_cache_layer_is_the_same_on_both_stores(
         with archive.open("rb") as stream:
             other.images.load(stream)
         arguments = {"BASE_IMAGE": base, "SOURCE_DATE_EPOCH": str(FIXED_TIME)}
-        builder = Builder(environment(fresh), ROOT / "docker" / "Dockerfile.overlay", staging.empty(), tmp_path / "log")
+        text = (ROOT / "docker" / "Dockerfile.overlay").read_bytes()
+        builder = Builder(environment(fresh), text, tmp_path, staging.empty(), tmp_path / "log")
         image = builder.build(Stage("final", contexts=contexts, arguments=arguments))
         saved = read_saved(other, image.image_id)
     assert saved.diff_ids[-1] == built["cache_diff_id"], "the layer differs from the one that `pipeline image` baked"

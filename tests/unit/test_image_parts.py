@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import tarfile
 from dataclasses import replace
@@ -22,6 +23,7 @@ from pipeline.image.buildkit import Builder, Stage, StageFailed
 from pipeline.image.contain import Sandbox
 from pipeline.image.device import DeviceUnknown, processor
 from pipeline.image.facts import BaseFacts
+from pipeline.image.pinned import pin_contexts
 from pipeline.image.request import default_name
 from pipeline.image.saved import ExportUnreadable, read_saved
 from pipeline.image.settings import ImageNameInvalid, PreviousMissing, check_image_name, check_previous
@@ -110,6 +112,26 @@ def test_files_of_one_size_and_different_content_get_different_times(tmp_path: P
     assert times[0] % 1_000_000_000 == 0
 
 
+def test_a_context_has_a_name_for_each_content_and_the_dockerfile_says_so(tmp_path: Path) -> None:
+    text = b"COPY --link --from=tuned / /\nRUN --mount=type=bind,from=wheels,target=/w x\nCOPY --from=tuning /out/ /\n"
+    places = {"tuned": tmp_path / "a", "wheels": tmp_path / "b"}
+    for place in places.values():
+        place.mkdir()
+        (place / "f").write_text("1")
+        contexts.settle(place)
+    pinned, named = pin_contexts(text, places)
+    assert pin_contexts(text, places) == (pinned, named)
+    assert re.fullmatch(
+        rb"COPY --link --from=tuned-[0-9a-f]{12} / /\nRUN --mount=type=bind,from=wheels-[0-9a-f]{12},target=/w x\n"
+        rb"COPY --from=tuning /out/ /\n",
+        pinned,
+    )
+    assert set(named.values()) == set(places.values())
+    (places["tuned"] / "f").write_text("2")
+    contexts.settle(places["tuned"])
+    assert set(pin_contexts(text, places)[1]) != set(named)
+
+
 def test_the_staged_code_is_what_the_image_needs_and_no_more(tmp_path: Path) -> None:
     package = Path(contexts.__file__).resolve().parents[1]
     code = contexts.stage_code(package, tmp_path / "code")
@@ -142,9 +164,11 @@ def test_the_store_gives_back_what_was_kept_and_nothing_damaged(tmp_path: Path) 
 
 
 def test_a_build_s_command_line_is_the_same_every_time(tmp_path: Path) -> None:
-    builder = Builder({}, tmp_path / "Dockerfile", tmp_path, tmp_path / "log")
-    one = Stage("final", {"b": tmp_path, "a": tmp_path}, {"Y": "2", "X": "1"}, {"m": "1", "l": "2"})
-    two = Stage("final", {"a": tmp_path, "b": tmp_path}, {"X": "1", "Y": "2"}, {"l": "2", "m": "1"})
+    place = tmp_path / "context"
+    place.mkdir()
+    builder = Builder({}, b"FROM a\n", tmp_path, tmp_path, tmp_path / "log")
+    one = Stage("final", {"b": place, "a": place}, {"Y": "2", "X": "1"}, {"m": "1", "l": "2"})
+    two = Stage("final", {"a": place, "b": place}, {"X": "1", "Y": "2"}, {"l": "2", "m": "1"})
     assert builder.command(one) == builder.command(two)
     assert "--network=none" in builder.command(one)
     assert "--provenance=false" in builder.command(one)
@@ -159,7 +183,7 @@ def test_a_failed_stage_says_the_builder_s_own_reason(tmp_path: Path, monkeypatc
     (fake / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake}:{os.environ['PATH']}")
     with pytest.raises(StageFailed, match="stage runtime did not build: assert failed: no torch") as caught:
-        Builder({}, tmp_path / "f", tmp_path, tmp_path / "log").build(Stage("runtime", {}))
+        Builder({}, b"FROM a\n", tmp_path, tmp_path, tmp_path / "log").build(Stage("runtime", {}))
     assert isinstance(caught.value, BuildError)
     assert any("no torch" in line for line in caught.value.details)
 
