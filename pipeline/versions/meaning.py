@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from .bake import Text, read_hcl, read_json
 from .dockerplaces import Dockerplaces
-from .findings import Finding, near
+from .findings import Finding
 from .render import FOLDER, has_templates
 from .requirements import Pin, Requirements, read
 from .sites import Site
@@ -173,7 +173,8 @@ class _Collector:
         if governed in versions:
             self.found(path, self.texts.ref(name, governed, value), lambda _: line)
         elif name.upper().endswith(SUFFIX) and "${" not in value:
-            hint = near(name, versions) if name.upper() in map(str.upper, versions) else ""
+            alike = next((other for other in versions if other.upper() == name.upper()), "")
+            hint = f'; did you mean "{alike}"?' if alike else ""
             message = f"{what} {name}={value} is not managed: {FILE} has no {name}{hint}"
             self.result.findings.append(Finding(path, line, 0, message, "unmanaged"))
         self.found(path, self.texts.look(value), lambda _: line)

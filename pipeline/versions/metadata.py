@@ -6,6 +6,7 @@ A tree without that file is not asked these questions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -151,8 +152,8 @@ def _labels(pin: Pin, entry: Recorded, texts: Texts) -> Iterator[Finding]:
             if found.wrong:
                 yield Finding(pin.path, pin.line, 0, found.wrong, "metadata")
     for text in entry.requires_dist:
-        required = text.replace(";", " ").split(" ")[0]
-        suffix = canonical(required.partition("[")[0]).rpartition("-")[2]
+        required = re.split(r"[\s;]", text, maxsplit=1)[0]
+        suffix = canonical(re.split(r"[^\w.-]", text, maxsplit=1)[0]).rpartition("-")[2]
         for found in texts.label(suffix, f"{pin.name} {entry.version} requires {required}"):
             if found.wrong:
                 yield Finding(pin.path, pin.line, 0, found.wrong, "metadata")

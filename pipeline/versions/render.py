@@ -61,7 +61,7 @@ def render(root: Path, versions: Versions) -> Rendered:
     A variable without a version is an error here; a version that no template uses is one too, since a name that
     reaches nothing only looks managed.
     """
-    from jinja2 import FileSystemLoader, StrictUndefined, TemplateError, TemplateSyntaxError
+    from jinja2 import FileSystemLoader, StrictUndefined, TemplateError, TemplateNotFound, TemplateSyntaxError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
@@ -88,6 +88,8 @@ def render(root: Path, versions: Versions) -> Rendered:
         except TemplateSyntaxError as error:
             where = f"{FOLDER}/{error.name}" if error.name else place
             findings.append(Finding(where, error.lineno, 0, f"not a template: {error.message}", "render"))
+        except TemplateNotFound as error:
+            findings.append(Finding(place, 0, 0, f"cannot be rendered: there is no {error.name}", "render"))
         except UnicodeDecodeError:
             findings.append(Finding(place, 0, 0, "is not UTF-8", "render"))
         except OSError as error:

@@ -46,7 +46,7 @@ def _values_of(node: Any, path: tuple[str, ...]) -> Iterator[Text]:  # noqa: ANN
         yield Text(path, int(next(node.scan_values(lambda _token: True)).line), _plain(node))
     elif kind in ("heredoc_template", "heredoc_template_trim"):
         first = next(node.scan_values(lambda _token: True))
-        yield Text(path, int(first.line) + 1, "\n".join(str(first).split("\n")[1:-1]))
+        yield Text(path, int(first.line) + 1, "\n".join(str(first).strip().split("\n")[1:-1]))
     else:
         yield from _values(node, path)
 

@@ -1,0 +1,223 @@
+"""Audit: what it finds in a repository that is not built this way, how sure it is, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from versions_trees import plant
+
+from pipeline.__main__ import main
+from pipeline.versions.audit import Confidence, Disagreement, judge, look
+from pipeline.versions.audit.hcl_tree import read_hcl_tree
+from pipeline.versions.bake import read_hcl
+
+ROOT = Path(__file__).resolve().parents[2]
+
+HCL = """# "no"
+variable "A" { default = "1.2" }
+variable "B" {
+  default = "x${A}"
+}
+group "default" { targets = ["a", "b"] }
+target "t" {
+  args = { A = A, "C" = "3"
+    D = "4"
+  }
+  dockerfile-inline = <<EOT
+FROM x
+ARG Q=1
+EOT
+  tags = ["nvidia/cuda:13.0.2"]
+}
+"""
+
+
+def audit(tmp_path: Path, files: dict[str, str | bytes]) -> list[Disagreement]:
+    return judge(look(plant(tmp_path, files)).places)
+
+
+def summary(found: list[Disagreement], least: Confidence = Confidence.LIKELY) -> dict[str, tuple[str, list[str]]]:
+    return {
+        one.name: (one.confidence.name.lower(), sorted(value for value, _ in one.values))
+        for one in found
+        if one.confidence >= least
+    }
+
+
+# Written after what a large project of this field carried in one release.
+DRIFT: dict[str, str | bytes] = {
+    "docker/Dockerfile": "ARG CUDA_VERSION=13.0.3\nARG PYTHON_VERSION=3.12\nFROM nvidia/cuda:${CUDA_VERSION}-base AS b\n"
+    "ARG max_jobs=2\n",
+    "docker/docker-bake.hcl": 'variable "MAX_JOBS" {\n  default = "16"\n}\ntarget "t" { args = { max_jobs = MAX_JOBS } }\n',
+    ".buildkite/release.yaml": 'steps:\n  - commands:\n      - "docker build --build-arg CUDA_VERSION=13.0.2 ."\n',
+    "requirements/cuda.txt": "torch==2.14.0\nflashinfer-python==0.7.2.post1\npyjwt>=2.14.0\n",
+    "requirements/build.txt": "torch==2.14.0+cu130\n",
+    "pkg/kernels/__init__.py": 'FLASHINFER_VERSION = "0.7.2"\nSCHEMA_VERSION = "3.1"\n',
+    "pkg/other.py": 'SCHEMA_VERSION = "4.0"\n',
+    "tests/fixtures/Dockerfile": "FROM scratch\nARG CUDA_VERSION=11.8.0\n",
+    "tests/test_x.py": 'CUDA_VERSION = "9.9.9"\n',
+    "pyproject.toml": '[project]\nname = "x"\ndependencies = ["torch>=2.10"]\n',
+}
+
+
+def test_the_drift_of_a_real_release_is_found(tmp_path: Path) -> None:
+    found = audit(tmp_path, DRIFT)
+    assert summary(found) == {
+        "CUDA_VERSION": ("likely", ["13.0.2", "13.0.3"]),
+        "FLASHINFER_VERSION": ("likely", ["0.7.2", "0.7.2.post1"]),
+    }
+    assert "MAX_JOBS" in summary(found, Confidence.POSSIBLE)
+    cuda = next(one for one in found if one.name == "CUDA_VERSION")
+    places = {(place.path, place.line, place.kind) for _, group in cuda.values for place in group}
+    assert places == {("docker/Dockerfile", 1, "ARG"), (".buildkite/release.yaml", 3, "build-arg")}
+    assert cuda.why == "a build argument against the value that the build files give"
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "confidence"),
+    [
+        ({"Dockerfile": "FROM a AS x\nARG V_VERSION=1.1\nFROM b\nARG V_VERSION=1.2\n"}, "V_VERSION", "certain"),
+        ({"r/requirements.txt": "foo==1.0\nfoo==1.1\n"}, "foo", "certain"),
+        (
+            {
+                "Dockerfile": "FROM a\nARG V_VERSION=1.1\n",
+                "docker-bake.json": '{"variable": {"V_VERSION": {"default": "1.2"}}}',
+            },
+            "V_VERSION",
+            "certain",
+        ),
+        (
+            {"requirements.txt": "flashinfer-python==0.6.14\nflashinfer-cubin==0.6.13\n"},
+            "flashinfer-cubin",
+            "likely",
+        ),
+        (
+            {"requirements.txt": "torch==2.9\n", "pyproject.toml": '[project]\ndependencies = ["torch>=2.10"]\n'},
+            "torch",
+            "likely",
+        ),
+        (
+            {"Dockerfile": "FROM a\nARG NUMPY_VERSION=1.1\n", "requirements.txt": "numpy==1.2\n"},
+            "NUMPY_VERSION",
+            "likely",
+        ),
+        (
+            {"a.yml": "env:\n  NCCL_VERSION: 2.29.1\n", "Dockerfile": "FROM a\nARG NCCL_VERSION=2.28.0\n"},
+            "NCCL_VERSION",
+            "likely",
+        ),
+        (
+            {"a.sh": 'NCCL_VERSION="2.29.1"\n', "Dockerfile": "FROM a\nARG NCCL_VERSION=2.28.0\n"},
+            "NCCL_VERSION",
+            "likely",
+        ),
+        ({"Dockerfile.a": "FROM x/y:1.1-z\n", "Dockerfile.b": "FROM x/y:1.2-z\n"}, "x/y", "likely"),
+        ({"Dockerfile": "FROM a\nRUN pip install foo==1.1\n", "requirements.txt": "foo==1.2\n"}, "foo", "likely"),
+        ({"requirements/cpu.txt": "foo==1.1\n", "requirements/rocm.txt": "foo==1.2\n"}, "foo", "possible"),
+        (
+            {"a/Dockerfile": "FROM a\nARG N_VERSION=1\n", "b/Dockerfile": "FROM a\nARG N_VERSION=2\n"},
+            "N_VERSION",
+            "possible",
+        ),
+        ({"Dockerfile": "FROM python:3.12-slim\n", "Dockerfile.x": "FROM python:3.11-slim\n"}, "python", "possible"),
+    ],
+)
+def test_how_sure_it_is(tmp_path: Path, files: dict[str, str | bytes], name: str, confidence: str) -> None:
+    found = summary(audit(tmp_path, files), Confidence.POSSIBLE)
+    assert found[name][0] == confidence
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"requirements.txt": "torch==2.14.0\npyjwt>=2.14.0\nzentorch==2.14.0.1\n"},
+        {"requirements/a.txt": "torch==2.14.0+cpu\n", "requirements/b.txt": "torch==2.14.0+cu130\ntorch==2.14\n"},
+        {"Dockerfile": "ARG V_VERSION=13.0.3\nFROM x\n", "Dockerfile.b": "ARG V_VERSION=13.0\nFROM x\n"},
+        {"Dockerfile": "ARG V_VERSION=1\nFROM x\nARG V_VERSION\nARG W_VERSION=${V_VERSION}\n"},
+        {"Dockerfile": "FROM x\nRUN <<EOF\nARG V_VERSION=1\nEOF\nARG V_VERSION=2\n"},
+        {"Dockerfile": "# ARG V_VERSION=1\nARG V_VERSION=2\nFROM x\n"},
+        {"a.py": 'API_VERSION = "1.0"\n', "b.py": 'API_VERSION = "2.0"\n'},
+        {"a.py": 'X_VERSION = "1.0"\n', "b.py": 'X_VERSION = "2.0"\n'},
+        {"Dockerfile": "ARG MIN_CUDA_VERSION=12.0\nARG CUDA_VERSION=13.0.3\nFROM x\n"},
+        {
+            "ci.yml": "a: docker build --build-arg CUDA_VERSION=12.9.1\nb: docker build --build-arg CUDA_VERSION=13.0.3\n"
+        },
+        {"Dockerfile": "ARG V_VERSION=1.0\nFROM x\n", "node_modules/a/Dockerfile": "ARG V_VERSION=2.0\nFROM x\n"},
+        {"Dockerfile": "ARG V_VERSION=1.0\nFROM x\n", "tests/data/Dockerfile": "ARG V_VERSION=2.0\nFROM x\n"},
+        {
+            "docker/Dockerfile": "ARG V_VERSION=1.0\nFROM x\n",
+            "templates/Dockerfile.j2": "ARG V_VERSION={{ V }}\nFROM x\n",
+        },
+        {"requirements.txt": 'a==1; python_version < "3.10"\na==2; python_version >= "3.10"\n'},
+        {"mkdocs/requirements.txt": "mkdocstrings==1.0.6\nmkdocstrings-python==2.0.8\n"},
+        {"Dockerfile": "ARG TIMM_VERSION='>=1.0.17'\nFROM x\n", "requirements.txt": "timm==1.0.17\n"},
+        {"README.md": "CUDA_VERSION=1.0\n", "Dockerfile": "ARG CUDA_VERSION=2.0\nFROM x\n"},
+    ],
+)
+def test_what_is_no_disagreement(tmp_path: Path, files: dict[str, str | bytes]) -> None:
+    assert summary(audit(tmp_path, files)) == {}
+
+
+def test_this_checkout_has_none() -> None:
+    assert summary(judge(look(ROOT).places)) == {}
+
+
+def test_a_test_requirement_is_a_pin_all_the_same(tmp_path: Path) -> None:
+    found = audit(tmp_path, {"requirements/test/a.txt": "foo==1.1\n", "requirements/a.txt": "foo==1.2\n"})
+    assert summary(found) == {"foo": ("likely", ["1.1", "1.2"])}
+
+
+def test_what_cannot_be_read_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files: dict[str, str | bytes] = {
+        "bad.yaml": "a: [1\nCUDA_VERSION: 1\n",
+        "bake.hcl": 'variable "X {\n',
+        "docker-bake.json": '{"variable": ',
+        "pyproject.toml": "[x",
+        "helm.yaml": "a: {{ .Values.x }}\nCUDA_VERSION: 1.0\n",
+        "weights.sh": b"\0\0\0 CUDA_VERSION=1",
+        "huge.sh": b"CUDA_VERSION=9.9\n" * 70000,
+    }
+    root = plant(tmp_path, files)
+    (root / "Dockerfile").symlink_to("nothing")
+    assert main(["audit", str(root), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [row["path"] for row in answer["unreadable"]] == [
+        "Dockerfile",
+        "bad.yaml",
+        "bake.hcl",
+        "docker-bake.json",
+        "pyproject.toml",
+    ]
+    assert "(line 2)" in answer["unreadable"][1]["why"]
+    assert answer["passed_over"] == 2 and answer["files"] == 8
+
+
+def test_the_text_is_strongest_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files: dict[str, str | bytes] = {**DRIFT, "x/Dockerfile": "FROM a\nARG V_VERSION=1.0\nFROM b\nARG V_VERSION=2.0\n"}
+    root = plant(tmp_path, files)
+    assert main(["audit", str(root)]) == 3
+    captured = capsys.readouterr()
+    heads = [line.partition(":")[0] for line in captured.out.splitlines() if not line.startswith(" ")]
+    assert heads == ["certain", "likely", "likely"]
+    assert "  1.0  x/Dockerfile:2 (ARG V_VERSION)" in captured.out
+    assert "3 findings in" in captured.err and "weaker" in captured.err
+    assert main(["audit", str(root), "--all", "--json"]) == 3
+    assert len(json.loads(capsys.readouterr().out)["findings"]) > 3
+
+
+def test_what_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(tmp_path / "gone")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_both_readers_of_hcl_see_the_same() -> None:
+    own = [text for text in read_hcl(HCL) if not (text.value.startswith("${") and text.value.endswith("}"))]
+    theirs = read_hcl_tree(HCL)
+    assert [(text.path, text.line, text.value.strip()) for text in own] == [
+        (text.path, text.line, text.value.strip()) for text in theirs
+    ]
+    rendered = (ROOT / "docker" / "docker-bake.hcl").read_text(encoding="utf-8")
+    plain = [text for text in read_hcl(rendered) if not text.value.startswith("${")]
+    assert plain == read_hcl_tree(rendered)

@@ -1,0 +1,317 @@
+"""Moving versions, with an index that lives in the test; packages' own requirements; where a version reaches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+from versions_trees import FLASHINFER, plant, source, texts
+
+from pipeline.__main__ import main
+from pipeline.versions import drift, index, load
+from pipeline.versions.metadata import RECORD, Recorded, dump_record
+from pipeline.versions.sync import sync
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# package -> version -> (Requires-Python, Requires-Dist)
+INDEX: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
+    "flashinfer-python": {
+        "0.6.16.post3": (">=3.10", ("ffi<0.2,>=0.1", "cuda-tool>=1", 'old; python_version < "3.9"')),
+        "0.7.2.post1": (">=3.10", ("ffi<0.4,>=0.2", "cuda-tool>=1")),
+        "0.7.4": (">=3.10", ("ffi<0.4,>=0.2", "cuda-tool>=1")),
+        "0.8.0": (">=3.12", ("ffi<0.4,>=0.2",)),
+        "0.9.0": (">=3.10", ("ffi<0.4,>=0.2", "new-thing")),
+        "1.0.0rc1": (">=3.10", ("ffi<0.4,>=0.2",)),
+    },
+    "ffi": {"0.1.5": ("", ()), "0.2.0": ("", ()), "0.3.1": ("", ()), "0.4.0": ("", ())},
+    "lone": {"1.0": ("", ())},
+}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace the index; collects what was asked."""
+    said: list[str] = []
+
+    def available(package: str, python: str, *, pre: bool = False) -> list[str]:
+        said.append(f"{package} for {python}")
+        if package not in INDEX:
+            raise index.IndexLacks(f"the index that pip is configured for has no {package}")
+        return [version for version in reversed(INDEX[package]) if pre or "rc" not in version]
+
+    def describe(pins: Iterable[tuple[str, tuple[str, ...], str]], python: str) -> dict[str, Recorded]:
+        found = {}
+        for name, extras, version in pins:
+            said.append(f"{name} {version}")
+            if version not in INDEX.get(name, {}):
+                raise index.IndexLacks(f"No matching distribution found for {name}=={version}")
+            found[name] = Recorded(version, extras, *INDEX[name][version])
+        return found
+
+    monkeypatch.setattr(index, "available", available)
+    monkeypatch.setattr(index, "describe", describe)
+    return said
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    values = {
+        "FLASHINFER_VERSION": "0.6.16.post3",
+        "FFI_VERSION": "0.1.5",
+        "PYTHON_VERSION": "3.11",
+        "LONE_VERSION": "1.0",
+    }
+    text = source(values, {"FLASHINFER_VERSION": FLASHINFER}, {"requirements/image.txt": ["cuda-tool"]})
+    files: dict[str, str | bytes] = {
+        "versions.json": text.replace('"variable": {', '"variable": {\n'),  # a layout of its own
+        "templates/Dockerfile.j2": "ARG FLASHINFER_VERSION={{ FLASHINFER_VERSION }}\nARG PYTHON_VERSION={{ PYTHON_VERSION }}\n"
+        "FROM scratch\n",
+        "templates/requirements/image.txt.j2": "flashinfer-python=={{ FLASHINFER_VERSION }}\nffi=={{ FFI_VERSION }}\n"
+        "lone=={{ LONE_VERSION }}\n",
+        RECORD: dump_record(
+            {
+                "flashinfer-python": Recorded("0.6.16.post3", (), *INDEX["flashinfer-python"]["0.6.16.post3"]),
+                "ffi": Recorded("0.1.5", (), "", ()),
+                "lone": Recorded("1.0", (), "", ()),
+            }
+        ),
+    }
+    plant(tmp_path, files)
+    sync(tmp_path, load(tmp_path))
+    assert drift(tmp_path) == []
+    return tmp_path
+
+
+def bump(root: Path, *words: str) -> int:
+    return main(["bump", *words, "--root", str(root)])
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def refused(root: Path, words: Sequence[str], capsys: pytest.CaptureFixture[str], status: int = 2) -> str:
+    before = contents(root)
+    assert bump(root, *words) == status
+    assert contents(root) == before
+    captured = capsys.readouterr()
+    assert captured.out == "" and "Traceback" not in captured.err
+    return captured.err
+
+
+def test_a_bump_moves_what_is_tied_to_it(root: Path, asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    before = (root / "versions.json").read_text()
+    assert bump(root, "FLASHINFER_VERSION=0.7.4") == 0
+    captured = capsys.readouterr()
+    moved = load(root)
+    assert (moved["FLASHINFER_VERSION"], moved["FFI_VERSION"]) == ("0.7.4", "0.3.1")
+    assert moved.text == before.replace('"0.6.16.post3"', '"0.7.4"').replace('"0.1.5"', '"0.3.1"')
+    assert "FFI_VERSION 0.1.5 -> 0.3.1 (flashinfer-python 0.7.4 requires ffi<0.4,>=0.2)" in captured.err
+    assert captured.out.startswith("--- versions.json (before)\n+++ versions.json (after)\n")
+    for line in ("-flashinfer-python==0.6.16.post3", "+flashinfer-python==0.7.4", "+ffi==0.3.1"):
+        assert f"\n{line}\n" in captured.out
+    assert drift(root) == []
+    assert json.loads((root / RECORD).read_text())["packages"]["ffi"]["version"] == "0.3.1"
+
+
+def test_dry_run_prints_the_same_and_writes_nothing(
+    root: Path, asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(root)
+    assert bump(root, "FLASHINFER_VERSION=0.7.4", "--dry-run") == 0
+    dry = capsys.readouterr().out
+    assert contents(root) == before
+    assert bump(root, "FLASHINFER_VERSION=0.7.4") == 0
+    assert capsys.readouterr().out == dry
+
+
+def test_what_the_command_names_is_not_moved_otherwise(
+    root: Path, asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bump(root, "FLASHINFER_VERSION=0.7.4", "FFI_VERSION=0.2.0") == 0
+    assert load(root)["FFI_VERSION"] == "0.2.0"
+    capsys.readouterr()
+    said = refused(root, ["FFI_VERSION=0.4.0"], capsys, 3)
+    assert (
+        "requirements/image.txt:2: ffi==0.4.0, flashinfer-python 0.7.4 requires ffi<0.4,>=0.2 (move FFI_VERSION)"
+        in said
+    )
+    assert "nothing was written" in said
+
+
+def test_latest_is_the_newest_release(root: Path, asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert bump(root, "--latest", "FFI_VERSION", "--dry-run") == 3  # 0.4.0 is more than flashinfer takes
+    said = capsys.readouterr().err
+    assert "ffi==0.4.0, flashinfer-python 0.6.16.post3 requires" in said
+    assert bump(root, "--latest", "LONE_VERSION") == 0
+    assert "nothing changes" in capsys.readouterr().err
+    assert "rc" not in bump_latest(root, capsys)
+
+
+def bump_latest(root: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert bump(root, "--latest", "FLASHINFER_VERSION", "--dry-run") == 3
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "expected"),
+    [
+        (["FLASHINFER_VERSION=0.7.3"], 2, "hint: nearest is FLASHINFER_VERSION=0.7.2.post1"),
+        (["FLASHINFER_VERSION=0.6.10"], 2, "would go down from 0.6.16.post3 to 0.6.10"),
+        (["FLASHINFER_VERSION=0.8.0"], 3, "flashinfer-python 0.8.0 requires Python >=3.12, versions.json says 3.11"),
+        (
+            ["FLASHINFER_VERSION=0.9.0"],
+            3,
+            "flashinfer-python 0.9.0 requires new-thing, which requirements/image.txt does not",
+        ),
+        (["FLASHINFR_VERSION=1"], 2, 'did you mean "FLASHINFER_VERSION"?'),
+        (["--latest", "PYTHON_VERSION"], 2, "has no python"),
+        (["FLASHINFER_VERSION=not-a-version"], 2, "is not a version (PEP 440), and it governs packages"),
+        (["FLASHINFER_VERSION=1 2$"], 2, 'the value of "FLASHINFER_VERSION" has a quote'),
+        (["FLASHINFER_VERSION"], 2, "is not NAME=VERSION"),
+        (["FLASHINFER_VERSION="], 2, "is not NAME=VERSION"),
+        (["FFI_VERSION=0.2.0", "FFI_VERSION=0.3.1"], 2, "FFI_VERSION is given twice"),
+        (["FFI_VERSION=0.2.0", "--latest", "FFI_VERSION"], 2, "is given a version and `--latest`"),
+        ([], 2, "nothing to move"),
+        (["--latest", "FFI_VERSION", "--offline"], 2, "`--offline` cannot look up ffi"),
+    ],
+)
+def test_what_is_refused_writes_nothing(
+    root: Path, asked: list[str], capsys: pytest.CaptureFixture[str], words: list[str], status: int, expected: str
+) -> None:
+    assert expected in refused(root, words, capsys, status)
+
+
+def test_a_downgrade_that_is_meant(root: Path, asked: list[str]) -> None:
+    assert bump(root, "FLASHINFER_VERSION=0.7.4") == 0
+    assert bump(root, "FLASHINFER_VERSION=0.6.16.post3", "--allow-downgrade") == 0
+    assert load(root)["FFI_VERSION"] == "0.1.5"
+
+
+def test_a_pre_release_is_found_when_it_is_named(root: Path, asked: list[str]) -> None:
+    assert bump(root, "FLASHINFER_VERSION=1.0.0rc1") == 0
+
+
+def test_offline_asks_nobody_and_leaves_the_record(
+    root: Path, asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = (root / RECORD).read_bytes()
+    assert bump(root, "FLASHINFER_VERSION=0.7.4", "FFI_VERSION=0.3.1", "--offline") == 0
+    assert asked == []
+    assert (root / RECORD).read_bytes() == record
+    assert (
+        f"{RECORD}: has flashinfer-python 0.6.16.post3, 0.7.4 is pinned; `pipeline bump --refresh` records it"
+        in texts(drift(root))
+    )
+    assert bump(root, "--refresh") == 0
+    assert drift(root) == []
+
+
+def test_a_tree_that_disagrees_already_is_not_moved(
+    root: Path, asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(root, {"docker/other.Dockerfile": "FROM scratch\nARG FLASHINFER_VERSION=0.1\n"})
+    assert "docker/other.Dockerfile:2: ARG FLASHINFER_VERSION=0.1" in refused(
+        root, ["FFI_VERSION=0.1.5", "--refresh"], capsys, 3
+    )
+
+
+def test_names_that_are_one_version_move_together(tmp_path: Path, asked: list[str]) -> None:
+    values = {"LONE_VERSION": "0.9", "TWIN_VERSION": "0.9"}
+    plant(
+        tmp_path,
+        {
+            "versions.json": source(values, {"TWIN_VERSION": {"packages": [], "same_as": "LONE_VERSION"}}),
+            "templates/Dockerfile.j2": "ARG LONE_VERSION={{ LONE_VERSION }} TWIN_VERSION={{ TWIN_VERSION }}\nFROM x\n",
+        },
+    )
+    sync(tmp_path, load(tmp_path))
+    assert bump(tmp_path, "LONE_VERSION=1.0") == 0
+    assert dict(load(tmp_path)) == {"LONE_VERSION": "1.0", "TWIN_VERSION": "1.0"}
+
+
+def test_without_a_record_nothing_is_asked_of_packages(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / RECORD).unlink()
+    assert drift(root) == []
+    plant(root, {RECORD: "{"})
+    assert any(text.startswith(f"{RECORD}:1:1: ") for text in texts(drift(root)))
+    plant(root, {RECORD: '{"packages": {"ffi": []}}'})
+    assert f"{RECORD}: the entry of ffi is not one; `pipeline bump --refresh` records it" in texts(drift(root))
+
+
+def test_a_build_of_torch_must_fit_cuda(tmp_path: Path) -> None:
+    relations = {"CUDA_VERSION": {"packages": [], "local_label": ["cu{major}{minor}"]}}
+    record = {"torch": Recorded("2.13.0+cu129", (), "", ("nvidia-cublas-cu12==1; platform_system == 'Linux'",))}
+    plant(
+        tmp_path,
+        {
+            "versions.json": source({"TORCH_VERSION": "2.13.0", "CUDA_VERSION": "13.0.3"}, relations),
+            "requirements/a.txt": "torch==2.13.0\n",
+            "docker/Dockerfile": "FROM scratch\nARG CUDA_VERSION=13.0.3\n",
+            RECORD: dump_record(record),
+        },
+    )
+    assert texts(drift(tmp_path)) == [
+        "requirements/a.txt:1: torch 2.13.0+cu129 requires nvidia-cublas-cu12==1: cu12, "
+        "versions.json says 13.0.3 (CUDA_VERSION), so cu130",
+        "requirements/a.txt:1: torch 2.13.0+cu129: cu129, versions.json says 13.0.3 (CUDA_VERSION), so cu130",
+    ]
+    plant(tmp_path, {RECORD: dump_record({"torch": Recorded("2.13.0+cu130", (), "", ("nvidia-cublas-cu13==1",))})})
+    assert drift(tmp_path) == []
+
+
+def test_online_names_what_the_index_no_longer_has(
+    root: Path, asked: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["check", "--online", "--root", str(root)]) == 0
+    monkeypatch.setitem(INDEX, "lone", {})
+    assert main(["check", "--online", "--root", str(root)]) == 3
+    assert capsys.readouterr().out == "requirements/image.txt:3: the index has no lone 1.0\n"
+    monkeypatch.setitem(INDEX, "lone", {"1.0": (">=3.12", ())})
+    assert main(["check", "--online", "--root", str(root)]) == 3
+    out = capsys.readouterr().out
+    assert "requirements/image.txt:3: lone 1.0 requires Python >=3.12, versions.json says 3.11 (PYTHON_VERSION)" in out
+    assert f"{RECORD}: what lone requires is not what was recorded" in out
+
+
+def test_the_nearest_version() -> None:
+    versions = ["1.0", "2.0", "2.1", "2.1.post1", "3.0"]
+    assert index.nearest(versions, "2.2") == "2.1.post1"
+    assert index.nearest(versions, "2.0.5") == "2.0"
+    assert index.nearest(versions, "9") == "3.0"
+    assert index.nearest(versions, "0.1") == "1.0"
+    assert index.nearest([], "1") == ""
+
+
+def test_where_names_every_place(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plant(root, {"docker/build.sh": "echo $FLASHINFER_VERSION\n# $FLASHINFER_VERSION\n"})
+    assert main(["where", "FLASHINFER_VERSION", "--root", str(root)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "docker/Dockerfile:1: ARG: ARG FLASHINFER_VERSION=0.6.16.post3",
+        "docker/build.sh:1: reference: echo $FLASHINFER_VERSION",
+        "requirements/image.txt:1: pin: flashinfer-python==0.6.16.post3",
+        "templates/Dockerfile.j2:1: template: {{ FLASHINFER_VERSION }}",
+        "templates/requirements/image.txt.j2:1: template: {{ FLASHINFER_VERSION }}",
+        "versions.json:4: source: FLASHINFER_VERSION=0.6.16.post3",
+    ]
+    plant(root, {"docker/Dockerfile": "FROM scratch\nARG FLASHINFER_VERSION=1\n"})
+    assert main(["where", "FLASHINFER_VERSION", "--root", str(root), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["wrong"] for row in rows if row["wrong"]] == [
+        "ARG FLASHINFER_VERSION=1, versions.json says 0.6.16.post3"
+    ]
+
+
+def test_where_of_a_name_that_is_none(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["where", "FLASHINFER_VERSON", "--root", str(root)]) == 2
+    assert 'did you mean "FLASHINFER_VERSION"?' in capsys.readouterr().err
+
+
+def test_our_record_is_of_what_is_pinned() -> None:
+    recorded = json.loads((ROOT / RECORD).read_text(encoding="utf-8"))["packages"]
+    versions = load(ROOT)
+    governed = {package: versions[name] for package, name in versions.governors().items()}
+    assert recorded and all(governed[name] == entry["version"].partition("+")[0] for name, entry in recorded.items())

@@ -1,0 +1,134 @@
+"""The reader of requirements files, and the verdict of `check` on every pin."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from versions_trees import FLASHINFER, plant, source, texts
+
+from pipeline.versions import drift
+from pipeline.versions.requirements import Pin, logical_lines, parse, read
+from pipeline.versions.tree import Tree
+
+CASES = Path(__file__).resolve().parents[1] / "cases" / "requirements"
+EXPECTED = json.loads((CASES / "expected.json").read_text(encoding="utf-8"))
+
+
+def test_every_case_has_an_answer() -> None:
+    assert {path.stem for path in CASES.glob("*.txt")} == set(EXPECTED)
+    assert len(EXPECTED) > 20
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_case(tmp_path: Path, name: str) -> None:
+    answer = EXPECTED[name]
+    root = plant(
+        tmp_path,
+        {
+            "versions.json": source({answer["variable"]: answer["version"]}, {answer["variable"]: FLASHINFER}),
+            "requirements/case.txt": (CASES / f"{name}.txt").read_bytes(),
+        },
+    )
+    found = drift(root)
+    assert ("drift" if found else "ok") == answer["verdict"], texts(found)
+    assert all(finding.path == "requirements/case.txt" and finding.line for finding in found)
+
+
+def pins(tmp_path: Path, files: dict[str, str | bytes], first: str = "requirements.txt") -> list[tuple[object, ...]]:
+    found = read(Tree(plant(tmp_path, files)), first)
+    return [(pin.path, pin.line, pin.name, pin.specifier, pin.marker) for pin in found.pins]
+
+
+def test_lines_are_those_at_which_a_requirement_begins(tmp_path: Path) -> None:
+    text = "# first\n\na==1\nb \\\n  ==2 \\\n  --hash=sha256:00\n\nc==3 ; python_version>'3' # why\n-e ./here\n"
+    assert pins(tmp_path, {"requirements.txt": text}) == [
+        ("requirements.txt", 3, "a", "==1", None),
+        ("requirements.txt", 4, "b", "==2", None),
+        ("requirements.txt", 8, "c", "==3", 'python_version > "3"'),
+        ("requirements.txt", 9, None, "", None),
+    ]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-16-le", "utf-32", "latin-1"])
+def test_encodings(tmp_path: Path, encoding: str) -> None:
+    mark = "\ufeff" if encoding in ("utf-16-be", "utf-16-le") else ""
+    declared = "# -*- coding: latin-1 -*-\n" if encoding == "latin-1" else ""
+    data = (mark + declared + "# é\r\na==1\r\n").encode(encoding)
+    assert [row[2:4] for row in pins(tmp_path, {"requirements.txt": data})] == [("a", "==1")]
+
+
+def test_includes_are_followed_once(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {
+        "requirements/a.txt": "-r b.txt\n-c ../limits.txt\n--requirement=b.txt\na==1\n",
+        "requirements/b.txt": "-rc.txt\nb==2\n",
+        "requirements/c.txt": "c==3\n",
+        "limits.txt": "d==4\n",
+    }
+    found = read(Tree(plant(tmp_path, files)), "requirements/a.txt")
+    assert [(pin.name, pin.path, pin.constraint) for pin in found.pins] == [
+        ("c", "requirements/c.txt", False),
+        ("b", "requirements/b.txt", False),
+        ("d", "limits.txt", True),
+        ("a", "requirements/a.txt", False),
+    ]
+
+
+def test_a_file_that_includes_itself(tmp_path: Path) -> None:
+    files = {"a.txt": "x==1\n-r b.txt\n", "b.txt": "-r a.txt\ny==2\n"}
+    found = read(Tree(plant(tmp_path, files)), "a.txt")
+    assert [pin.name for pin in found.pins] == ["x", "y"]
+    assert texts(found.problems) == ["b.txt:1: includes itself: a.txt -> b.txt -> a.txt"]
+
+
+def test_what_cannot_be_followed(tmp_path: Path) -> None:
+    files = {"a.txt": "-r gone.txt\n-r ../outside.txt\n-r https://example.invalid/x.txt\nx==1\n"}
+    found = read(Tree(plant(tmp_path, files)), "a.txt")
+    assert texts(found.notes) == ["a.txt:1: includes gone.txt, which is not there"]
+    assert texts(found.problems) == ["a.txt:2: includes ../outside.txt, which lies outside the tree"]
+
+
+def test_bad_lines_are_all_found(tmp_path: Path) -> None:
+    found = read(Tree(plant(tmp_path, {"a.txt": "a==1\n???\nb=1\n--index-url 'x\nc==2\n"})), "a.txt")
+    assert [pin.name for pin in found.pins] == ["a", "c"]
+    assert [(problem.line, problem.message[:20]) for problem in found.problems] == [
+        (2, "'???' is not a requi"),
+        (3, "'b=1' is not a requi"),
+        (4, "a quote is not close"),
+    ]
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    found = read(Tree(plant(tmp_path, {"a.txt": b"a==1\nb==2 # \xff\n"})), "a.txt")
+    assert [pin.name for pin in found.pins] == ["a", "b"]
+    assert texts(found.problems) == ["a.txt:2: is not text in UTF-8, nor in an encoding that it names"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "specifier", "url"),
+    [
+        ("Foo_Bar[x,y]>=1,<2", "foo-bar", "<2,>=1", ""),
+        ("foo @ https://example.invalid/foo-1.0.tar.gz", "foo", "", "https://example.invalid/foo-1.0.tar.gz"),
+        ("./foo-1.0-py3-none-any.whl", None, "", "./foo-1.0-py3-none-any.whl"),
+        (
+            "git+https://example.invalid/o/foo@v1#egg=Foo_X",
+            "foo-x",
+            "",
+            "git+https://example.invalid/o/foo@v1#egg=Foo_X",
+        ),
+    ],
+)
+def test_kinds_of_requirements(text: str, name: str | None, specifier: str, url: str) -> None:
+    pin = parse(text)
+    assert isinstance(pin, Pin)
+    assert (pin.name, pin.specifier, pin.url) == (name, specifier, url)
+
+
+@given(st.text())
+def test_no_text_makes_it_raise(text: str) -> None:
+    for line, content in logical_lines(text):
+        assert line >= 1
+        parse(content)
