@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from pipeline.contract.plan import OpPlan, Plan
 from . import flashinfer_api
 from .doubts import doubt, least_ms
 from .judging.judged import Judged
+from .judging.rule import HIGH
 from .ops import Case
 from .tuner import Lookup, ObservedTuner, Sample
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 _at = flashinfer_api.load()
+_CAN_TIE = "tie_tolerance" in inspect.signature(_at.autotune).parameters
 
 
 class CoverageMissing(TuningError):
@@ -37,12 +40,14 @@ class Call:
 
 
 @contextmanager
-def settings(plan: Plan, op: OpPlan, *, tune: bool) -> Iterator[None]:
+def settings(plan: Plan, op: OpPlan, *, tune: bool, ties: bool = False) -> Iterator[None]:
     """FlashInfer's `autotune()` with this op's buckets, this plan's rounding and skip_ops.
 
-    Buckets and rounding enter every key, so tuning, checking and replaying must use the same; a server too.
+    Buckets and rounding enter every key, so tuning, checking and replaying must use the same; a server too. With
+    `ties`, a FlashInfer that can (0.7) already keeps the first of nearly equal tactics.
     """
-    with _at.autotune(tune, tuning_buckets=op.buckets, round_up=plan.round_up, skip_ops=set(plan.skip_ops)):
+    more = {"tie_tolerance": HIGH} if ties and _CAN_TIE else {}
+    with _at.autotune(tune, tuning_buckets=op.buckets, round_up=plan.round_up, skip_ops=set(plan.skip_ops), **more):
         yield
 
 

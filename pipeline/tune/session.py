@@ -28,6 +28,7 @@ from .coverage import Measured
 from .cpu_shim import CPU_KNOBS
 from .device import shared_note, take_device
 from .ops import adapter_of
+from .ops.cutlass_fused_moe import clashes
 from .planfile import read_plan
 from .previous import Earlier, find_earlier
 from .ranks import Ranks, join
@@ -146,6 +147,7 @@ def check_plan(plan: Plan, record: Record, world: int) -> None:
     if len({op.name for op in plan.ops}) != len(plan.ops):
         wrong.append("two ops of the plan have one name")
     wrong += [f"{op.name} is assigned to rank {r} of {world}" for op in plan.ops for r in op.ranks if r >= world]
+    wrong += clashes(plan.ops, here)
     homes = {op.name: adapter_of(op).DEVICE for op in plan.ops}
     wrong += [
         f"{name} runs on {home}, the plan is for {plan.device}" for name, home in homes.items() if home != plan.device

@@ -145,7 +145,7 @@ def _measure(session: Session, index: int, buckets: Sequence[int], group: Any) -
     torch.manual_seed(seed_for(plan.seed, "profiles", index))  # FlashInfer draws its own inputs from the global state
     session.ranks.steps.say(f"tuning {op.name} ({op.op}), {len(buckets)} buckets", op=index + 1)
     tuner.watch.clear()
-    with session.phase("measuring"), settings(plan, part, tune=True):
+    with session.phase("measuring"), settings(plan, part, tune=True, ties=session.options.judge == "on"):
         session.cases[index].call(part.buckets[-1])
     session.measured.add(op, tuner.watch.samples)
     hits = {lookup.key for lookup in tuner.watch.lookups if lookup.hit}

@@ -144,14 +144,14 @@ class Court:
     def _sit_again(
         self, points: Sequence[Question], candidates: Sequence[Candidate], rounds: Sequence[rule.Round], first: Bench
     ) -> list[list[rule.Round]]:
-        """What was found better than the default must be so with its tensors in other memory too.
+        """What was found better than the default must be so with its tensors in other memory too: the two alone.
 
         `first` and each later bench are kept until the end: what is freed would be handed out again.
         """
         kept: list[Bench] = [first]
         found: list[list[rule.Round]] = []
-        alive = sorted(rounds[-1])
-        while rule.judge(rounds).chosen and len(found) < _SITTINGS:
+        alive = [0, rule.judge(rounds).chosen]
+        while alive[1] and len(found) < _SITTINGS:
             error = ""
             try:
                 kept.append(bench(points, [candidates[number] for number in alive], self.session.device))

@@ -64,7 +64,7 @@ def centre(values: Sequence[float]) -> tuple[float, float]:
 
 
 def settle(sittings: Sequence[Sequence[Round]]) -> Verdict:
-    """Decide from several sittings, in which the same candidates were timed with their tensors in other memory.
+    """Decide from several sittings; in the later ones the default and the choice lay in other memory.
 
     What is chosen over the default must be faster in every sitting, and in most batches of rounds.
     """

@@ -264,6 +264,57 @@ def wrong_output():
     _after("pipeline.tune.ops.cpu_mm", change)
 
 
+def default_wins():
+    _in_run(lambda tactic, out: time.sleep(0.002))
+
+
+def wrong_and_fast():
+    def change(module):
+        real = module._run
+
+        def run(tactic, kept, a, b, out):
+            if tactic[0] == "upcast":
+                out.zero_()
+            else:
+                time.sleep(0.0005)
+                real(tactic, kept, a, b, out)
+
+        module._run = run
+        first = module.CpuRunner.forward
+
+        def forward(self, inputs, tactic=-1, do_preparation=False, **more):
+            if tactic == -1 and not do_preparation:
+                time.sleep(0.0005)
+            return first(self, inputs, tactic=tactic, do_preparation=do_preparation, **more)
+
+        module.CpuRunner.forward = forward
+
+    _after("pipeline.tune.ops.cpu_mm", change)
+
+
+def no_memory_to_judge():
+    def change(module):
+        def bench(*_):
+            raise MemoryError("planted")
+
+        module.bench = bench
+
+    _after("pipeline.tune.judging.court", change)
+
+
+def _in_run(action):
+    def change(module):
+        real = module._run
+
+        def run(tactic, kept, a, b, out):
+            action(tactic, out)
+            real(tactic, kept, a, b, out)
+
+        module._run = run
+
+    _after("pipeline.tune.ops.cpu_mm", change)
+
+
 def tuning_in_replay():
     def change(module):
         real = module.settings

@@ -1,0 +1,88 @@
+"""Judging and proving in real ranks: the default is an entry like any other, a wrong tactic is replaced and named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tune_harness import Tuner, write_plan
+
+from pipeline.contract.manifest import Manifest
+from pipeline.contract.plan import Plan
+
+pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(180)]
+
+ON = ("--judge", "on")
+Place = tuple[Manifest, dict[str, Any]]
+
+
+@pytest.fixture
+def plan(make_plan: Callable[..., Plan], tmp_path: Path) -> Path:
+    whole = make_plan()
+    return write_plan(replace(whole, ops=(replace(whole.ops[1], buckets=(1, 16)),)), tmp_path / "plan.json")
+
+
+def read(root: Path) -> Place:
+    (place,) = root.glob("*/*/*")
+    manifest = Manifest.from_json(json.loads((place / "manifest.json").read_text()))
+    return manifest, json.loads((place / "autotune_configs.json").read_text())
+
+
+def test_judging_keeps_its_times_and_reasons(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON)
+    assert done.status == 0, done.stderr
+    manifest, _ = read(tmp_path / "out")
+    assert manifest.options["judge"] == "on"
+    for row in manifest.covered:
+        assert row.default_ms is not None
+        assert row.default_ms > 0
+        assert row.ratio is not None
+        assert row.decided_by in ("default", "faster", "tie")
+        assert (row.tactic == -1) == (row.ratio == 1.0), row
+        assert row.ratio <= 1.0, row
+
+
+def test_a_default_that_wins_is_an_entry_that_hits(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, fault="default_wins", rank="*")
+    assert done.status == 0, done.stderr
+    manifest, file = read(tmp_path / "out")
+    assert [row.tactic for row in manifest.covered] == [-1, -1]
+    assert [file[row.entry][:2] for row in manifest.covered] == [["CpuWholeRunner", -1]] * 2
+    replayed = tuner.run("pipeline.tune.replay", "--root", tmp_path / "out")
+    assert replayed.status == 0, replayed.stderr
+    assert replayed.told["hits"] == replayed.told["calls"] > 0
+
+
+def test_judge_off_leaves_the_argmin(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", "--judge", "off")
+    assert done.status == 0, done.stderr
+    manifest, _ = read(tmp_path / "out")
+    assert manifest.options["judge"] == "off"
+    assert {(row.decided_by, row.ratio, row.default_ms) for row in manifest.covered} == {("argmin", None, None)}
+    assert all(row.tactic != -1 for row in manifest.covered)
+
+
+def test_a_wrong_tactic_is_blocked_and_the_bucket_tuned_again(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, fault="wrong_and_fast", rank="*")
+    assert done.status == 0, done.stderr
+    manifest, _ = read(tmp_path / "out")
+    assert {(one["op"], one["bucket"], one["runner"], one["tactic"][0]) for one in manifest.blocked} == {
+        ("narrow", 1, "CpuWholeRunner", "upcast"),
+        ("narrow", 16, "CpuWholeRunner", "upcast"),
+    }
+    assert all("times the bound" in one["reason"] for one in manifest.blocked)
+    assert len(manifest.covered) == 2
+    assert not [row for row in manifest.covered if row.tactic != -1 and row.tactic[0] == "upcast"]
+    assert tuner.run("pipeline.tune.replay", "--root", tmp_path / "out").status == 0
+
+
+def test_a_rank_that_cannot_judge_leaves_the_argmin_on_all(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, fault="no_memory_to_judge", rank=1)
+    assert done.status == 0, done.stderr
+    manifest, _ = read(tmp_path / "out")
+    assert {row.decided_by for row in manifest.covered} == {"argmin"}
+    assert all("not judged: MemoryError" in row.note for row in manifest.covered)

@@ -1,0 +1,71 @@
+"""The GPU adapters without a GPU: their calls fit FlashInfer's signatures, their references tell right from wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tune_harness import Tuner
+
+HERE = Path(__file__).parent
+
+pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def told(tuner: Tuner) -> Any:
+    done = subprocess.run(
+        [tuner.python, str(HERE / "signatures.py")],
+        env=tuner.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_adapter_calls_with_what_flashinfer_takes(told: Any) -> None:
+    assert {one["op"] for one in told.values()} == {
+        "mm_bf16", "bmm_fp8", "mm_fp4", "mm_mxfp8", "cutlass_fused_moe", "trtllm_fp8_block_scale_moe",
+        "trtllm_fp4_block_scale_moe",
+    }  # fmt: skip
+    assert {"local_expert_offset", "tune_max_num_tokens", "routing_method_type"} <= set(told["g"]["arguments"])
+
+
+def test_references_accept_what_is_right_and_nothing_else(told: Any) -> None:
+    for name, one in told.items():
+        assert one["right"] <= 1.0, (name, one)
+        assert one["wrong"] > 1.0, (name, one)
+        assert one["unwritten"] == float("inf"), (name, one)
+
+
+def test_layers_whose_keys_collide_are_told(tuner: Tuner) -> None:
+    script = (
+        "from signatures import MOE, PLANS\n"
+        "from pipeline.tune.ops.cutlass_fused_moe import clashes\n"
+        "import json\n"
+        "two = [p for p in PLANS if p.op == 'cutlass_fused_moe']\n"
+        "print(json.dumps([clashes(two, '0.6.16.post3'), clashes(two, '0.6.18'), clashes(two[:1], '0.6.16.post3')]))\n"
+    )
+    environment = dict(tuner.environment())
+    environment["PYTHONPATH"] = f"{HERE}:{environment['PYTHONPATH']}"
+    done = subprocess.run([tuner.python, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    old, new, alone = json.loads(done.stdout.splitlines()[-1])
+    assert len(old) == 1
+    assert "overwrite each other" in old[0]
+    assert (new, alone) == ([], [])
+
+
+def test_a_gpu_plan_is_refused_where_there_is_no_gpu(tuner: Tuner, make_plan: Any, tmp_path: Path) -> None:
+    from tune_harness import write_plan
+
+    plan = replace(make_plan(), device="cuda", arch="90a")
+    done = tuner.run("pipeline.tune", write_plan(plan, tmp_path / "plan.json"), tmp_path / "out")
+    assert done.status == 2
+    assert "GPUs visible" in done.stderr
