@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from typing import Any
 
 import flashinfer
 import torch
 from flashinfer import fused_moe
 
-from pipeline.contract.plan import OpPlan
-from pipeline.tune import flashinfer_api
+from pipeline.contract.plan import Layout, OpPlan, Plan
+from pipeline.tune import device, flashinfer_api, jit
 from pipeline.tune.ops import adapter_of, cuda
 from pipeline.tune.ops.fp4 import values
 from pipeline.tune.ops.moe import route, sizes
@@ -94,6 +95,57 @@ def expected(case: Any, op: OpPlan, tokens: int) -> torch.Tensor:
     return out[None] if op.op == "bmm_fp8" else out
 
 
+class FakeSpec:
+    """As much of a JitSpec as building looks at."""
+
+    name, is_aot = "fake", False
+
+    def get_object_paths(self) -> list[Any]:
+        return []
+
+
+class FakeSteps:
+    """Steps that are kept."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, step: str, detail: str = "") -> None:
+        self.said.append(step)
+
+
+def failed_build() -> list[str]:
+    """What is said when ninja fails on one rank."""
+    import flashinfer.jit
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Ninja build failed.\nnvcc: not found")
+
+    flashinfer.jit.build_jit_specs = fail
+    steps: Any = FakeSteps()
+    words = jit._build([FakeSpec()], steps)
+    try:
+        jit._all_well(["", words])
+    except jit.JitFailed as error:
+        return [error.message, *error.details, *steps.said]
+    return []
+
+
+def devices() -> list[str]:
+    """The device of rank 1 of 2 on one GPU: refused, then shared; and what the manifest says of it."""
+    plan = Plan("m", "cuda", "90a", "x", Layout(), ())
+    os.environ |= {"RANK": "1", "WORLD_SIZE": "2"}
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.set_device = lambda _: None
+    try:
+        device.take_device(plan, share_gpu=False)
+    except device.TooFewGpus as error:
+        refused = error.message
+    taken = device.take_device(plan, share_gpu=True)
+    facts = [{"host": "h", "uuid": "u"}] * 2
+    return [refused, str(taken), *device.shared_note(facts), *device.shared_note(facts[:1])]
+
+
 def main() -> None:
     """One line of JSON: for each adapter what it called with, and how far right and wrong outputs are."""
     flashinfer_api.load()
@@ -114,6 +166,9 @@ def main() -> None:
             "wrong": case.excess(8, wrong),
             "unwritten": case.excess(8, torch.full_like(right, float("nan"))),
         }
+    told["modules"] = sorted(jit.specs_of(Plan("m", "cuda", "90a", "x", Layout(), tuple(PLANS[:2]))))
+    told["failed build"] = failed_build()
+    told["devices"] = devices()
     assert cuda.release(flashinfer_api.version()) >= (0, 6, 16)
     print(json.dumps(told))
 

@@ -12,6 +12,7 @@ import pytest
 from tune_harness import Tuner
 
 HERE = Path(__file__).parent
+ARCH = {"FLASHINFER_CUDA_ARCH_LIST": "9.0a"}  # without a GPU FlashInfer must be told one
 
 pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(120)]
 
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(120)]
 def told(tuner: Tuner) -> Any:
     done = subprocess.run(
         [tuner.python, str(HERE / "signatures.py")],
-        env=tuner.environment(),
+        env={**tuner.environment(), **ARCH},
         capture_output=True,
         text=True,
         check=False,
@@ -29,19 +30,42 @@ def told(tuner: Tuner) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_every_adapter_calls_with_what_flashinfer_takes(told: Any) -> None:
-    assert {one["op"] for one in told.values()} == {
+@pytest.fixture(scope="module")
+def adapters(told: Any) -> Any:
+    return {name: one for name, one in told.items() if len(name) == 1}
+
+
+def test_every_adapter_calls_with_what_flashinfer_takes(adapters: Any) -> None:
+    assert {one["op"] for one in adapters.values()} == {
         "mm_bf16", "bmm_fp8", "mm_fp4", "mm_mxfp8", "cutlass_fused_moe", "trtllm_fp8_block_scale_moe",
         "trtllm_fp4_block_scale_moe",
     }  # fmt: skip
-    assert {"local_expert_offset", "tune_max_num_tokens", "routing_method_type"} <= set(told["g"]["arguments"])
+    assert {"local_expert_offset", "tune_max_num_tokens", "routing_method_type"} <= set(adapters["g"]["arguments"])
 
 
-def test_references_accept_what_is_right_and_nothing_else(told: Any) -> None:
-    for name, one in told.items():
+def test_references_accept_what_is_right_and_nothing_else(adapters: Any) -> None:
+    for name, one in adapters.items():
         assert one["right"] <= 1.0, (name, one)
         assert one["wrong"] > 1.0, (name, one)
         assert one["unwritten"] == float("inf"), (name, one)
+
+
+def test_modules_of_a_plan_are_known_before_it_is_tuned(told: Any) -> None:
+    assert told["modules"] == ["gemm", "mm_bf16_cublaslt"]
+
+
+def test_a_module_that_does_not_compile_is_told_on_every_rank(told: Any) -> None:
+    message, *details, building = told["failed build"]
+    assert message == "rank 1 could not compile FlashInfer's modules: RuntimeError: Ninja build failed."
+    assert "nvcc: not found" in details
+    assert building == "building 1 JIT modules"
+
+
+def test_a_gpu_is_shared_only_when_asked_for(told: Any) -> None:
+    refused, taken, note = told["devices"]
+    assert refused == "2 ranks on this host, 1 GPUs visible"
+    assert taken == "cuda:0"
+    assert "2 ranks shared 1 GPU" in note
 
 
 def test_layers_whose_keys_collide_are_told(tuner: Tuner) -> None:
@@ -52,7 +76,7 @@ def test_layers_whose_keys_collide_are_told(tuner: Tuner) -> None:
         "two = [p for p in PLANS if p.op == 'cutlass_fused_moe']\n"
         "print(json.dumps([clashes(two, '0.6.16.post3'), clashes(two, '0.6.18'), clashes(two[:1], '0.6.16.post3')]))\n"
     )
-    environment = dict(tuner.environment())
+    environment = {**tuner.environment(), **ARCH}
     environment["PYTHONPATH"] = f"{HERE}:{environment['PYTHONPATH']}"
     done = subprocess.run([tuner.python, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
