@@ -105,8 +105,10 @@ def main(base: str, out: str, model: str = "llama-3.1-8b", repeats: int = 5) -> 
     stage = pipeline(record, "stage", *common, "--tune-in", "stage", "--image", "e2e/stage:1")
     if stage is not None:
         pipeline(record, "again", *common, "--tune-in", "stage", "--image", "e2e/stage:1")
-    container = None if os.environ.get("E2E_SKIP") == "container" else pipeline(
-        record, "container", *common, "--tune-in", "container", "--retune", "--image", "e2e/container:1"
+    container = (
+        None
+        if os.environ.get("E2E_SKIP") == "container"
+        else pipeline(record, "container", *common, "--tune-in", "container", "--retune", "--image", "e2e/container:1")
     )
     image = "e2e/stage:1" if stage is not None else "e2e/container:1"
     if stage is None and container is None:
