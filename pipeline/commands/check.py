@@ -51,6 +51,6 @@ def execute(arguments: argparse.Namespace) -> int:
         log.note(f"note: {note.text()}")
     if findings:
         log.note(f"{len(findings)} finding{'s' * (len(findings) > 1)}")
-        return int(Exit.DRIFT)
+        return int(Exit.USAGE if result.unusable else Exit.DRIFT)
     log.note("every version agrees with versions.json")
     return int(Exit.OK)

@@ -9,7 +9,7 @@ from pathlib import Path
 from .findings import Finding
 from .meaning import Meaning, collect, judge
 from .metadata import Record, check_metadata, load_record
-from .render import has_templates, render
+from .render import TemplatesInvalid, has_templates, render
 from .sites import public
 from .source import FILE, Versions, load
 from .ties import check_ties
@@ -22,27 +22,48 @@ class Result:
 
     findings: list[Finding]
     notes: list[Finding]
+    unusable: bool = False  # a template cannot be rendered
 
 
 def check(root: Path) -> Result:
-    """Check a whole tree; raise `SourceInvalid` or `TemplatesInvalid` where there is no telling."""
+    """Check a whole tree; raise `SourceInvalid` where there is no telling what is right."""
     versions = load(root)
-    findings = compare(root, versions) if has_templates(root) else []
-    return check_meaning(Tree(root), versions, findings)
+    return check_meaning(Tree(root), versions, *rendered(root, versions))
+
+
+def rendered(root: Path, versions: Versions) -> tuple[list[Finding], bool]:
+    """Findings of rendering a tree's templates, and whether they could not be rendered at all."""
+    if not has_templates(root):
+        return [], False
+    try:
+        return compare(root, versions), False
+    except TemplatesInvalid as error:
+        return error.findings, True
 
 
 def check_meaning(
-    tree: Tree, versions: Versions, findings: Sequence[Finding] = (), record: Record | None = None
+    tree: Tree,
+    versions: Versions,
+    findings: Sequence[Finding] = (),
+    unusable: bool = False,
+    *,
+    record: Record | None = None,
 ) -> Result:
     """What a tree says, without rendering it; `record` replaces the recorded copy of packages' requirements."""
     meaning = collect(tree, versions)
     wrong: list[Finding] = []
     if record is None:
         record, wrong = load_record(tree)
-    found = [*findings, *wrong, *judge(versions, meaning), *check_ties(versions), *pep440(versions, meaning)]
+    told = {(finding.path, finding.line) for finding in findings}
+    judged = [
+        finding
+        for finding in judge(versions, meaning)
+        if finding.rule != "reach" or (finding.path, finding.line) not in told
+    ]
+    found = [*findings, *wrong, *judged, *check_ties(versions), *pep440(versions, meaning)]
     if record is not None:
         found += check_metadata(versions, meaning, record)
-    return Result(sorted(set(found)), sorted(set(meaning.notes)))
+    return Result(sorted(set(found)), sorted(set(meaning.notes)), unusable)
 
 
 def pep440(versions: Versions, meaning: Meaning) -> list[Finding]:

@@ -36,11 +36,13 @@ class Dockerplaces:
         """What BuildKit refuses."""
         return sorted({problem for reading in self.readings for problem in reading.problems})
 
-    def args(self) -> Iterator[tuple[int, str, str | None]]:
-        """Line, name and value of each ARG; the value is None where no default is written."""
-        seen: set[tuple[int, str, str | None]] = set()
+    def args(self) -> Iterator[tuple[int, str, str | None, bool]]:
+        """Line, name and value of each ARG, and whether it is made of others; None where no default is written."""
+        seen: set[tuple[int, str, str | None, bool]] = set()
         for reading in self.readings:
-            seen |= {(arg.line, arg.name, arg.value if arg.raw is not None else None) for arg in reading.args}
+            for arg in reading.args:
+                value = arg.value if arg.raw is not None else None
+                seen.add((arg.line, arg.name, value, _NAME.search(arg.raw or "") is not None))
         for instruction in self.readings[0].instructions:
             if instruction.name == "ONBUILD":
                 seen |= set(_onbuild(instruction))
@@ -111,7 +113,7 @@ def _substituted(text: str, values: Mapping[str, str]) -> tuple[str, list[int]]:
     return "".join(pieces), offsets
 
 
-def _onbuild(instruction: Instruction) -> Iterator[tuple[int, str, str | None]]:
+def _onbuild(instruction: Instruction) -> Iterator[tuple[int, str, str | None, bool]]:
     """ARGs with a plain default that an ONBUILD holds ready for images built on this one."""
     name, _, rest, _ = split_instruction(instruction.rest, "\\", ENGINE)
     if name != "ARG":
@@ -119,4 +121,4 @@ def _onbuild(instruction: Instruction) -> Iterator[tuple[int, str, str | None]]:
     for word in split(rest, "\\"):
         key, equals, value = word.text.partition("=")
         if key and equals and "$" not in value:
-            yield instruction.first, key, re.sub(r"[\"']", "", value)
+            yield instruction.first, key, re.sub(r"[\"']", "", value), False

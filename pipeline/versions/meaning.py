@@ -148,13 +148,16 @@ class _Collector:
             Finding(path, problem.line + above, 0, f"BuildKit refuses this: {problem.message}", "dockerfile")
             for problem in places.problems
         ]
-        for line, name, value in places.args():
-            self._arg(path, line + above, "ARG", name, value)
+        for line, name, value, made in places.args():
+            self._arg(path, line + above, "ARG", name, value, made=made)
         for line, one in places.inside():
             self.result.sites.add(Site(path, line + above, one.name, one.kind, one.text, one.wrong))
 
-    def _arg(self, path: str, line: int, what: str, name: str, value: str | None) -> None:
-        """An ARG, a bake variable or a bake argument with its value, None where it has none of its own."""
+    def _arg(self, path: str, line: int, what: str, name: str, value: str | None, *, made: bool = False) -> None:
+        """An ARG, a bake variable or a bake argument with its value, None where it has none of its own.
+
+        One that is `made` of others holds no version that is not written elsewhere.
+        """
         versions = self.versions
         if name in versions:
             if what != "variable":
@@ -172,7 +175,7 @@ class _Collector:
         governed = f"{stem[1]}{SUFFIX}".upper() if stem else ""
         if governed in versions:
             self.found(path, self.texts.ref(name, governed, value), lambda _: line)
-        elif name.upper().endswith(SUFFIX) and "${" not in value:
+        elif name.upper().endswith(SUFFIX) and not made:
             alike = next((other for other in versions if other.upper() == name.upper()), "")
             hint = f'; did you mean "{alike}"?' if alike else ""
             message = f"{what} {name}={value} is not managed: {FILE} has no {name}{hint}"

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import index
-from .check import Result, check_meaning, compare
+from .check import Result, check_meaning, rendered
 from .findings import Finding
 from .meaning import collect
 from .metadata import RECORD, Record, Recorded, governed_pins, load_record, python_version
-from .render import has_templates
 from .source import load
 from .texts import Texts
 from .tree import Tree
@@ -20,7 +19,7 @@ def check_online(root: Path, say: Callable[[str], None]) -> Result:
     """Check a whole tree as `check` does, with packages' requirements from the index; raise `IndexFailed`."""
     versions = load(root)
     tree = Tree(root)
-    findings = compare(root, versions) if has_templates(root) else []
+    findings, unusable = rendered(root, versions)
     pins = governed_pins(versions, collect(tree, versions))
     python = python_version(versions)
     governors = Texts(versions).governors
@@ -39,9 +38,9 @@ def check_online(root: Path, say: Callable[[str], None]) -> Result:
     recorded, wrong = load_record(tree)
     findings += [*wrong, *_differences(fresh, recorded)]
     lacking = {name for name, _, _ in wanted} - set(fresh)
-    result = check_meaning(tree, versions, findings, record=fresh)
+    result = check_meaning(tree, versions, findings, unusable, record=fresh)
     kept = [one for one in result.findings if one.rule != "record" or not lacking]
-    return Result(kept, result.notes)
+    return Result(kept, result.notes, unusable)
 
 
 def _differences(fresh: Record, recorded: Record | None) -> list[Finding]:

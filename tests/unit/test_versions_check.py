@@ -123,6 +123,15 @@ def test_a_bad_template_has_its_place(tmp_path: Path, template: str | bytes, exp
     assert not (root / "docker").exists()
 
 
+def test_a_bad_template_hides_no_other_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = templated(tmp_path)
+    plant(root, {"templates/bad.j2": "{% if %}", "docker/x.Dockerfile": "FROM scratch\nARG A_VERSION=2\n"})
+    assert main(["check", "--root", str(root)]) == 2
+    out = capsys.readouterr().out
+    assert "templates/bad.j2:1: not a template" in out
+    assert "docker/x.Dockerfile:2: ARG A_VERSION=2, versions.json says 1.2" in out
+
+
 def test_a_pin_that_no_version_governs_is_found_beside_templates(tmp_path: Path) -> None:
     root = templated(tmp_path)
     plant(root, {"requirements/extra.txt": "other==1\n"})
@@ -286,6 +295,7 @@ def test_what_disagrees_is_named(tmp_path: Path, path: str, text: str, expected:
     [
         ("docker/Dockerfile", "ARG CUDA_VERSION=13.0.3\nFROM nvidia/cuda:${CUDA_VERSION}-devel-ubuntu24.04\n"),
         ("docker/Dockerfile", "FROM scratch\nARG TORCH_VERSION\nARG LABEL=${TORCH_VERSION}-x\n"),
+        ("docker/Dockerfile", "ARG CUDA_VERSION=13.0.3\nARG BASE_CUDA_VERSION=${CUDA_VERSION}\nFROM scratch\n"),
         ("docker/Dockerfile", 'FROM scratch\nARG TORCH_VERSION="2.13.0"\nRUN pip install "torch==${TORCH_VERSION}"\n'),
         ("docker/Dockerfile", "FROM scratch\nRUN git clone -b main https://example.invalid/o/flashinfer\n"),
         ("docker/Dockerfile", "FROM scratch\nRUN pip install pyjwt==2.14.0 torchtitan==1.0\n"),
