@@ -18,9 +18,8 @@ from .requirements import Pin, Requirements, read
 from .sites import Site
 from .source import FILE, SUFFIX, Versions
 from .texts import Found, Texts
-from .tree import Tree, Unreadable, decode
+from .tree import Tree, Unreadable, decode, is_dockerfile
 
-_DOCKERFILE = re.compile(r"(?:^|\.)(?:dockerfile|containerfile)(?:$|[.-])|\.dockerfile$", re.IGNORECASE)
 _FIRST = re.compile(r"\A\ufeff?(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*(?:FROM|ARG)[ \t]+\S", re.IGNORECASE)
 _FROM = re.compile(r"^[ \t]*FROM[ \t]+\S", re.IGNORECASE | re.MULTILINE)
 _REQUIREMENTS = re.compile(r"^(?:requirements|constraints)[^/]*\.(?:txt|in)$")
@@ -65,7 +64,7 @@ def looked_at(tree: Tree, findings: list[Finding] | None = None) -> Iterator[str
         names = sorted(entry.name for entry in tree.root.iterdir() if entry.is_file() or entry.is_symlink())
     except OSError:
         names = []
-    yield from (name for name in names if _DOCKERFILE.search(name) or _is_bake(name) or _REQUIREMENTS.match(name))
+    yield from (name for name in names if is_dockerfile(name) or _is_bake(name) or _REQUIREMENTS.match(name))
     for folder in ("docker", "requirements"):
         if (tree.root / folder).exists():
             yield from tree.walk(folder, [] if findings is None else findings)
@@ -120,7 +119,7 @@ class _Collector:
             return "requirements" if end in (".txt", ".in") else None
         if name == FILE or end in _NO_TEXT:
             return None
-        if _DOCKERFILE.search(name):
+        if is_dockerfile(name):
             return "docker"
         return {".hcl": "hcl", ".json": "json"}.get(end, "text")
 

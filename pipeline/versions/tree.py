@@ -20,6 +20,14 @@ _MARKS = (
 _CODING = re.compile(rb"coding[:=]\s*([-\w.]+)")
 
 
+_DOCKERFILE = re.compile(r"(?:^|\.)(?:dockerfile|containerfile)(?:$|[.-])", re.IGNORECASE)
+
+
+def is_dockerfile(name: str) -> bool:
+    """Whether a file's name says that it is one: `Dockerfile`, `Dockerfile.gpu`, `gpu.Dockerfile`."""
+    return _DOCKERFILE.search(name) is not None
+
+
 class Unreadable(Exception):
     """A file cannot be read; `finding` says which and why."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.versions.findings import Finding
-from pipeline.versions.tree import decode
+from pipeline.versions.tree import decode, is_dockerfile
 
 from . import readers, scripts
 from .places import Place
@@ -27,7 +27,6 @@ _TESTS = frozenset(
 _REAL = frozenset({"requirements", "docker"})
 _TEMPLATES = ("j2", "jinja", "jinja2", "tmpl", "tpl", "template", "erb")  # what they render counts
 _LARGEST = 1024 * 1024  # bytes
-_DOCKERFILE = re.compile(r"(?:^|\.)(?:dockerfile|containerfile)(?:$|[.-])|\.dockerfile$", re.IGNORECASE)
 _REQUIREMENTS = re.compile(r"(?:^|[-_.])(?:requirements|constraints)[^/]*\.(?:txt|in)$", re.IGNORECASE)
 _MAKE = re.compile(r"^(?:makefile|gnumakefile|.*\.mk|justfile)$", re.IGNORECASE)
 _YAML = re.compile(rb"_VERSION|_version|--build-arg|image:|==|git clone")
@@ -96,7 +95,7 @@ def _reader(name: str, path: str) -> tuple[Reader, re.Pattern[bytes] | None] | N
     elif end == "json":
         if low == "versions.json" or "bake" in low:
             chosen = readers.bake_json, _BAKE
-    elif end not in ("dockerignore", *_TEMPLATES) and _DOCKERFILE.search(name):
+    elif end not in ("dockerignore", *_TEMPLATES) and is_dockerfile(name):
         chosen = readers.dockerfile, None
     elif _REQUIREMENTS.search(name) or (end in ("txt", "in") and "requirements" in path.split("/")[:-1]):
         chosen = readers.requirements, None
