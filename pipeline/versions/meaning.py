@@ -9,6 +9,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase as fnmatch
 
 from .bake import Text, read_hcl, read_json
 from .dockerplaces import Dockerplaces
@@ -174,7 +175,7 @@ class _Collector:
         governed = f"{stem[1]}{SUFFIX}".upper() if stem else ""
         if governed in versions:
             self.found(path, self.texts.ref(name, governed, value), lambda _: line)
-        elif name.upper().endswith(SUFFIX) and not made:
+        elif name.upper().endswith(SUFFIX) and not made and not any(fnmatch(name, one) for one in versions.unmanaged):
             alike = next((other for other in versions if other.upper() == name.upper()), "")
             hint = f'; did you mean "{alike}"?' if alike else ""
             message = f"{what} {name}={value} is not managed: {FILE} has no {name}{hint}"

@@ -3,8 +3,9 @@
 {
   "variable": {"TORCH_VERSION": {"default": "2.13.0"}, ...},     a buildx bake variable file
   "relations": {"TORCH_VERSION": {"packages": ["torch"]}, ...},  what a name governs beside its own ARG
-  "closures": {"requirements/image.txt": ["triton"], ...}        files that must pin all that their pins require,
-}                                                                except what is left out on purpose
+  "closures": {"requirements/image.txt": ["triton"], ...},       files that pin all that their pins require, but for these
+  "unmanaged": ["OS_VERSION", "UCX_*"]                           ARGs named like versions that are none of ours
+}
 
 `X_VERSION` governs the distribution `x` (underscores become dashes) unless its relation lists others. A value may
 name others, `python:${PYTHON_IMAGE_VERSION}-slim`, as bake itself allows; nothing else in it begins with a `$`.
@@ -26,7 +27,7 @@ from .located_json import Document, Member, Value, parse
 from .relations import SUFFIX, Relation, canonical, read_relation, texts
 
 FILE = "versions.json"
-_TOP = ("variable", "relations", "closures", "_comment")
+_TOP = ("variable", "relations", "closures", "unmanaged", "_comment")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f$\\\"'`]|^\s|\s$")
@@ -63,6 +64,7 @@ class Versions(Mapping[str, str]):
     variables: Mapping[str, Variable]
     relations: Mapping[str, Relation]
     closures: Mapping[str, tuple[str, ...]]
+    unmanaged: tuple[str, ...]
     digest: str
     text: str = field(repr=False)
 
@@ -128,7 +130,7 @@ def read(data: bytes) -> Versions:
         column = error.start - (data.rfind(b"\n", 0, error.start) + 1) + 1
         raise SourceInvalid([Finding(FILE, line, column, "is not UTF-8 from here on", "source")]) from None
     document = parse(text)
-    variables, relations, closures = _Walk(document).everything()
+    variables, relations, closures, unmanaged = _Walk(document).everything()
     if document.problems:
         findings = sorted(Finding(FILE, *document.place(at), message, "source") for at, message in document.problems)
         raise SourceInvalid(findings)
@@ -136,9 +138,13 @@ def read(data: bytes) -> Versions:
         MappingProxyType(variables),
         MappingProxyType(relations),
         MappingProxyType(closures),
+        unmanaged,
         sha256_bytes(data),
         text,
     )
+
+
+_Parts = tuple[dict[str, Variable], dict[str, Relation], dict[str, tuple[str, ...]], tuple[str, ...]]
 
 
 class _Walk:
@@ -150,13 +156,13 @@ class _Walk:
     def wrong(self, at: int, message: str) -> None:
         self.document.problems.append((at, message))
 
-    def everything(self) -> tuple[dict[str, Variable], dict[str, Relation], dict[str, tuple[str, ...]]]:
+    def everything(self) -> _Parts:
         top = self.document.value
         if top is None:
-            return {}, {}, {}
+            return {}, {}, {}, ()
         if top.members is None:
             self.wrong(top.start, "the document must be an object")
-            return {}, {}, {}
+            return {}, {}, {}, ()
         parts: dict[str, Member] = {}
         for member in top.members:
             parts.setdefault(member.name, member)
@@ -166,7 +172,15 @@ class _Walk:
             self.wrong(top.start, 'there is no "variable"')
         variables = self.variables(parts["variable"].value) if "variable" in parts else {}
         relations = self.relations(parts["relations"].value, variables) if "relations" in parts else {}
-        return variables, relations, self.closures(parts["closures"].value) if "closures" in parts else {}
+        closures = self.closures(parts["closures"].value) if "closures" in parts else {}
+        unmanaged = self.names(parts["unmanaged"].value) if "unmanaged" in parts else ()
+        return variables, relations, closures, unmanaged
+
+    def names(self, value: Value) -> tuple[str, ...]:
+        found = None if isinstance(value.data, str) else texts(value)
+        if found is None:
+            self.wrong(value.start, '"unmanaged" must be a list of names')
+        return found or ()
 
     def closures(self, value: Value) -> dict[str, tuple[str, ...]]:
         found: dict[str, tuple[str, ...]] = {}

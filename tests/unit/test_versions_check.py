@@ -328,6 +328,15 @@ def test_a_value_that_depends_on_the_frontend_must_be_right_under_each(tmp_path:
     assert findings(tmp_path, {"docker/Dockerfile": "# syntax=docker/dockerfile:1\n" + text}) == []
 
 
+def test_what_is_unmanaged_on_purpose(tmp_path: Path) -> None:
+    root = tree(tmp_path, {"docker/Dockerfile": "FROM scratch\nARG OS_VERSION=1 UCX_VERSION=2 NIXL_VERSION=3\n"})
+    whole = json.loads((root / "versions.json").read_text())
+    plant(root, {"versions.json": json.dumps({**whole, "unmanaged": ["OS_VERSION", "UCX_*"]})})
+    assert texts(drift(root)) == [
+        "docker/Dockerfile:2: ARG NIXL_VERSION=3 is not managed: versions.json has no NIXL_VERSION"
+    ]
+
+
 def test_one_cause_is_one_finding(tmp_path: Path) -> None:
     text = "ARG CUDA_VERSION=13.0.2\nFROM nvidia/cuda:${CUDA_VERSION}-devel\nRUN echo nvidia/cuda:${CUDA_VERSION}\n"
     assert len(findings(tmp_path, {"docker/Dockerfile": text})) == 1

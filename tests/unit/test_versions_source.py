@@ -72,6 +72,7 @@ def test_our_own_file_is_read_in_its_order() -> None:
         (source({"A": "1", "B": "1"}, {"A": {"packages": ["x"]}, "B": {"packages": ["X"]}}), '"x" is governed by both'),
         (source({"A": "1.x"}, {"A": {"packages": ["a"]}}), '"1.x" of "A" is not a version (PEP 440), and it governs'),
         (source({"A": "1"}, None, {"requirements/x.txt": "torch"}), "must be a list of distributions"),
+        ('{"variable": {}, "unmanaged": "A"}', '"unmanaged" must be a list of names'),
         ("\ufeff" + source({"A": "1"}), "versions.json:1:1: begins with a byte order mark"),
         (b'{"variable": {\n"A": {"default": "\xff"}}}', "versions.json:2:19: is not UTF-8 from here on"),
         ("[" * 100000, "nested too deeply"),
