@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.contract.errors import UsageError
@@ -34,7 +33,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UnknownName(f"{FILE} has no {arguments.name}", hint=hint)
     sites = where(arguments.root, versions, arguments.name)
     if arguments.json:
-        print(json.dumps([asdict(site) for site in sites], indent=2))
+        print(json.dumps([site._asdict() for site in sites], indent=2))
         return int(Exit.OK)
     for site in sites:
         print(f"{site.path}:{site.line}: {site.kind}: {site.text}" + (f"  <- {site.wrong}" if site.wrong else ""))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .located_json import Document, Value, parse
 
@@ -23,8 +23,7 @@ _TOKEN = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """One string of a bake file: `("variable", "X", "default")`, `("target", "t", "args", "X")`, …
 
     A bare name, as in `args = { X = Y }`, is given as what it means, `${Y}`.
@@ -35,8 +34,7 @@ class Text:
     value: str
 
 
-@dataclass(frozen=True)
-class _Token:
+class _Token(NamedTuple):
     kind: str
     text: str
     line: int

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from .findings import Finding
 from .meaning import Meaning, collect, judge
@@ -16,8 +16,7 @@ from .ties import check_ties
 from .tree import Tree
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """Every disagreement, sorted, and notes: things seen that are no disagreement between versions."""
 
     findings: list[Finding]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 FORMATS = ("text", "json", "github")
 
 
-@dataclass(frozen=True, order=True)
-class Finding:
+class Finding(NamedTuple):
     """What is wrong and where: `path` relative to the tree's root, line and column from 1 (0: the whole file).
 
     `rule` names the check that found it; `diff` is a unified diff where one says more than words.

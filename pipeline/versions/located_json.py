@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _SPACE = " \t\n\r"
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """A JSON value and the half-open range of characters it takes; `data` of an object is its members in order."""
 
     start: int
@@ -34,8 +34,7 @@ class _Object(tuple["Member", ...]):
     __slots__ = ()
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """One name of an object, where it stands, and its value."""
 
     name: str

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .findings import Finding
 from .located_json import parse
@@ -28,8 +27,7 @@ RECORD = "requirements/recorded.json"
 _HINT = "`pipeline bump --refresh` records it"
 
 
-@dataclass(frozen=True)
-class Recorded:
+class Recorded(NamedTuple):
     """One package's own words: its exact version, the extras that were asked for, and what it requires."""
 
     version: str

@@ -9,9 +9,8 @@ A template directly below templates/ is rendered into docker/, one in a folder i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.contract.errors import UsageError
 
@@ -19,7 +18,7 @@ from .findings import Finding, near
 from .source import FILE, Versions
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Environment, nodes
 
 FOLDER = "templates"
 _END = ".j2"
@@ -36,8 +35,7 @@ class TemplatesInvalid(UsageError):
         self.findings = findings
 
 
-@dataclass(frozen=True)
-class Rendered:
+class Rendered(NamedTuple):
     """Every file that the templates give, by its path in the tree, and where each name stands in the templates."""
 
     files: dict[str, bytes]
@@ -61,7 +59,7 @@ def render(root: Path, versions: Versions) -> Rendered:
     A variable without a version is an error here; a version that no template uses is one too, since a name that
     reaches nothing only looks managed.
     """
-    from jinja2 import FileSystemLoader, StrictUndefined, TemplateError, TemplateNotFound, TemplateSyntaxError
+    from jinja2 import FileSystemLoader, StrictUndefined, Template, TemplateError, TemplateNotFound, TemplateSyntaxError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
@@ -78,13 +76,16 @@ def render(root: Path, versions: Versions) -> Rendered:
     for name in sorted(p.relative_to(root / FOLDER).as_posix() for p in (root / FOLDER).rglob(f"*{_END}")):
         place = f"{FOLDER}/{name}"
         try:
-            unknown = _names(environment, root, name, versions, uses)
+            tree = environment.parse((root / FOLDER / name).read_text(encoding="utf-8"), name)
+            unknown = _names(environment, tree, place, versions, uses)
             findings += [
                 Finding(place, line, 0, f"{word} has no version in {FILE}{near(word, versions)}", "render")
                 for word, line in unknown
             ]
             if not unknown and not name.rpartition("/")[2].startswith("_"):
-                files[target(name)] = environment.get_template(name).render(dict(versions)).encode()
+                code = environment.compile(tree, name, str(root / FOLDER / name))  # what was parsed, not anew
+                template = Template.from_code(environment, code, environment.make_globals(None))
+                files[target(name)] = template.render(dict(versions)).encode()
         except TemplateSyntaxError as error:
             where = f"{FOLDER}/{error.name}" if error.name else place
             findings.append(Finding(where, error.lineno, 0, f"not a template: {error.message}", "render"))
@@ -108,17 +109,21 @@ def render(root: Path, versions: Versions) -> Rendered:
 
 
 def _names(
-    environment: Environment, root: Path, name: str, versions: Versions, uses: dict[str, list[tuple[str, int]]]
+    environment: Environment,
+    tree: nodes.Template,
+    place: str,
+    versions: Versions,
+    uses: dict[str, list[tuple[str, int]]],
 ) -> list[tuple[str, int]]:
     """Add where managed names stand in one template to `uses`; return the `(name, line)` that have no version."""
-    from jinja2 import meta, nodes
+    from jinja2 import nodes
 
-    tree = environment.parse((root / FOLDER / name).read_text(encoding="utf-8"), name)
-    outside = meta.find_undeclared_variables(tree)
+    found = list(tree.find_all(nodes.Name))
+    own = {node.name for node in found if node.ctx != "load"} | set(environment.globals)  # loops, set, macros
     unknown = []
-    for node in tree.find_all(nodes.Name):
+    for node in found:
         if node.name in versions:
-            uses.setdefault(node.name, []).append((f"{FOLDER}/{name}", node.lineno))
-        elif node.name in outside and node.name not in environment.globals:
+            uses.setdefault(node.name, []).append((place, node.lineno))
+        elif node.name not in own:
             unknown.append((node.name, node.lineno))
     return unknown

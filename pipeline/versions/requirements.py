@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .findings import Finding
 from .relations import canonical
@@ -18,8 +19,7 @@ _ARCHIVE = re.compile(r"\.(whl|zip|tar\.gz|tar\.bz2|tar\.xz|tgz)$")
 _EGG = re.compile(r"[#&]egg=([A-Za-z0-9][-A-Za-z0-9._]*)")
 
 
-@dataclass(frozen=True)
-class Pin:
+class Pin(NamedTuple):
     """One requirement: where it stands, its canonical name (None where only a path is given), and what it asks for.
 
     `specifier` is the version part as `packaging` prints it; `marker` is None where there is none; `url` is where
@@ -36,8 +36,7 @@ class Pin:
     constraint: bool = False
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One line of options, split as a shell does."""
 
     path: str

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, order=True)
-class Site:
+class Site(NamedTuple):
     """A place where a managed name, or a version that it governs, stands.
 
     `kind` is one of source, template, ARG, reference, pin, bake, image, git, url, value. `text` is what stands

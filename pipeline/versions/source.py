@@ -3,7 +3,7 @@
 {
   "variable": {"TORCH_VERSION": {"default": "2.13.0"}, ...},     a buildx bake variable file
   "relations": {"TORCH_VERSION": {"packages": ["torch"]}, ...},  what a name governs beside its own ARG
-  "closures": {"requirements/image.txt": ["triton"], ...},       files that pin all that their pins require, but for these
+  "closures": {"requirements/image.txt": ["triton"], ...},       files that pin all that their pins need, but for these
   "unmanaged": ["OS_VERSION", "UCX_*"]                           ARGs named like versions that are none of ours
 }
 
@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import UsageError
@@ -44,8 +45,7 @@ class SourceInvalid(UsageError):
         self.findings = findings
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(NamedTuple):
     """One name, its value with references followed and as written, the line of the name, the value's range of
     characters in the file (quotes included)."""
 
@@ -222,7 +222,7 @@ class _Walk:
                 self.wrong(variable.start, f'"{variable.name}" names ${{{name}}}, {why}')
             return match[0]
 
-        return replace(variable, value=_REFERENCE.sub(follow, variable.raw))
+        return variable._replace(value=_REFERENCE.sub(follow, variable.raw))
 
     def default(self, member: Member) -> Value | None:
         found = None

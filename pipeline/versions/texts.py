@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from .relations import Relation, canonical
 from .sites import local_label, same_version
@@ -43,8 +43,7 @@ _BACKEND = re.compile(r"torch[-_]backend[=\s]+[\"']?([a-z]+\d+)\b", re.IGNORECAS
 _HOST = r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+(?::\d+)?|localhost(?::\d+)?|[A-Za-z0-9-]+:\d+)/"
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """A version inside a text: which name governs it, what kind of place, what stands there, what is wrong with it.
 
     `at` is the offset in the text.
@@ -77,7 +76,7 @@ class Texts:
         """Every governed version in one command or text; `$…` is left to the checks of the ARGs behind it."""
         for match, found in self._matches(text):
             for one in found:
-                yield replace(one, at=match.start() + len(match[0]) - len(match[0].lstrip()))
+                yield one._replace(at=match.start() + len(match[0]) - len(match[0].lstrip()))
 
     def _matches(self, text: str) -> Iterator[tuple[re.Match[str], Iterator[Found]]]:
         for pattern, name in self.images:
@@ -198,8 +197,7 @@ def _cloned(clones: list[tuple[int, str]], at: int, *, checkout: bool) -> str:
     return [*after, *before[-1:], ""][0]
 
 
-@dataclass(frozen=True)
-class Labels:
+class Labels(NamedTuple):
     """The spellings that a version gives, and the shape that marks a word as one of them."""
 
     spelled: tuple[str, ...]

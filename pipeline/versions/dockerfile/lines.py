@@ -7,6 +7,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .rules import BadWord, Frontend
 from .words import SPACE, Style, expand_words
@@ -21,16 +22,14 @@ NAMES = frozenset({
 })  # fmt: skip
 
 
-@dataclass(frozen=True, order=True)
-class Problem:
+class Problem(NamedTuple):
     """Something that BuildKit refuses, and its line."""
 
     line: int
     message: str
 
 
-@dataclass(frozen=True)
-class Heredoc:
+class Heredoc(NamedTuple):
     """A heredoc's terminator, the line of its body's first line, and the body's lines without their ends."""
 
     name: str
@@ -38,8 +37,7 @@ class Heredoc:
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Instruction:
+class Instruction(NamedTuple):
     """One instruction: its name in upper case, its flags, and the rest as one line.
 
     `first` and `last` are lines of the file, heredocs included; `starts` says at which offset of `rest` each

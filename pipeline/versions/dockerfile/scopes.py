@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .lines import Instruction, Lines, Problem, read_lines, split_instruction
 from .rules import NEWEST, BadWord, Frontend, named_by
@@ -16,8 +17,7 @@ _BLANKS = re.compile(r"[\t\v\f\r ]+")
 _NOT_ENVIRONMENT = ("BUILDKIT_SBOM_SCAN_CONTEXT", "BUILDKIT_SBOM_SCAN_STAGE")
 
 
-@dataclass(frozen=True)
-class Arg:
+class Arg(NamedTuple):
     """One ARG: the line of its name, its scope, its text, and its value after expansion.
 
     `stage` is the stage's name, its index where it has none, None in the global scope. `raw` is None where no
@@ -51,8 +51,7 @@ class Stage:
         return self.index if self.name is None else self.name
 
 
-@dataclass(frozen=True)
-class Dockerfile:
+class Dockerfile(NamedTuple):
     """What BuildKit would read."""
 
     args: tuple[Arg, ...]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from .patterns import compile_pattern, replace, trim
@@ -66,8 +65,7 @@ def split(line: str, escape: str) -> list[Word]:
     return words
 
 
-@dataclass(frozen=True)
-class Style:
+class Style(NamedTuple):
     """How a word is expanded.
 
     escape      the escape character of the file
