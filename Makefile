@@ -9,18 +9,20 @@ TUNE_VENV := .venv-tune
 PIPELINE = $(VENV)/bin/python -m pipeline
 TUNE_TESTS = PIPELINE_TUNE_PYTHON=$(CURDIR)/$(TUNE_VENV)/bin/python PIPELINE_TUNE_OTHER=$(CURDIR)/$(TUNE_VENV)/other
 
-MODEL ?=
+# Values reach the commands through the environment, never through the text of a recipe: no shell reads them.
+export MODEL TP EP PP DP DEVICE ARCH MAX_TOKENS BUCKETS OPS SKIP_OPS BACKENDS BASE_IMAGE IMAGE PREVIOUS TIMEOUT STORE TUNE_IN CACHE GPUS STRATEGY JUDGE
 
-# Options that are handed on only when the variable is set.
-PLAN_OPTIONS = $(if $(TP),--tp "$(TP)") $(if $(EP),--ep "$(EP)") $(if $(PP),--pp "$(PP)") $(if $(DP),--dp "$(DP)") \
-  $(if $(DEVICE),--device "$(DEVICE)") $(if $(ARCH),--arch "$(ARCH)") $(if $(MAX_TOKENS),--max-tokens "$(MAX_TOKENS)") \
-  $(if $(BUCKETS),--buckets "$(BUCKETS)") $(if $(OPS),--ops "$(OPS)") $(if $(SKIP_OPS),--skip-ops "$(SKIP_OPS)") \
-  $(if $(BACKENDS),--backends "$(BACKENDS)") $(if $(filter-out 0,$(ROUND_UP)),--round-up)
-TUNE_OPTIONS = $(PLAN_OPTIONS) $(if $(BASE_IMAGE),--base-image "$(BASE_IMAGE)") $(if $(filter-out 0,$(RETUNE)),--retune) \
-  $(if $(PREVIOUS),--previous "$(PREVIOUS)") $(if $(TIMEOUT),--timeout "$(TIMEOUT)") $(if $(STORE),--store "$(STORE)") \
-  $(if $(TUNE_IN),--tune-in "$(TUNE_IN)") $(if $(CACHE),--cache "$(CACHE)") $(if $(GPUS),--gpus "$(GPUS)") \
-  $(if $(STRATEGY),--strategy "$(STRATEGY)") $(if $(JUDGE),--judge "$(JUDGE)") \
-  $(if $(filter 0,$(BAKE_JIT)),--no-bake-jit) $(if $(filter-out 0,$(REQUIRE_IDLE)),--require-idle) $(if $(filter-out 0,$(ACCEPT_BASE_VERSIONS)),--accept-base-versions)
+# An option is handed on only when its variable is set; a switch is off for 0, no, false and off.
+on = $(filter-out 0 no false off,$(1))
+PLAN_OPTIONS = $(if $(TP),--tp "$$TP") $(if $(EP),--ep "$$EP") $(if $(PP),--pp "$$PP") $(if $(DP),--dp "$$DP") \
+  $(if $(DEVICE),--device "$$DEVICE") $(if $(ARCH),--arch "$$ARCH") $(if $(MAX_TOKENS),--max-tokens "$$MAX_TOKENS") \
+  $(if $(BUCKETS),--buckets "$$BUCKETS") $(if $(OPS),--ops "$$OPS") $(if $(SKIP_OPS),--skip-ops "$$SKIP_OPS") $(if $(BACKENDS),--backends "$$BACKENDS") \
+  $(if $(call on,$(ROUND_UP)),--round-up)
+TUNE_OPTIONS = $(PLAN_OPTIONS) $(if $(BASE_IMAGE),--base-image "$$BASE_IMAGE") $(if $(call on,$(RETUNE)),--retune) $(if $(PREVIOUS),--previous "$$PREVIOUS") \
+  $(if $(TIMEOUT),--timeout "$$TIMEOUT") $(if $(STORE),--store "$$STORE") $(if $(TUNE_IN),--tune-in "$$TUNE_IN") $(if $(CACHE),--cache "$$CACHE") \
+  $(if $(GPUS),--gpus "$$GPUS") $(if $(STRATEGY),--strategy "$$STRATEGY") $(if $(JUDGE),--judge "$$JUDGE") \
+  $(if $(filter 0 no false off,$(BAKE_JIT)),--no-bake-jit) $(if $(call on,$(REQUIRE_IDLE)),--require-idle) \
+  $(if $(call on,$(ACCEPT_BASE_VERSIONS)),--accept-base-versions)
 
 .PHONY: help image tune plan verify sync check engine test test-unit test-tune test-engine lint bench clean
 
@@ -47,16 +49,16 @@ $(TUNE_VENV)/ready: requirements/image-cpu.txt tests/tune/other-flashinfer $(VEN
 	@touch $@
 
 image: $(VENV)/ready ## build a tuned image: make image MODEL=tiny [TP=2]
-	@$(PIPELINE) image "$(MODEL)" $(TUNE_OPTIONS) $(if $(IMAGE),--image "$(IMAGE)")
+	@$(PIPELINE) image "$$MODEL" $(TUNE_OPTIONS) $(if $(IMAGE),--image "$$IMAGE")
 
 tune: $(VENV)/ready ## fill the store, without an image: make tune MODEL=tiny [TP=2]
-	@$(PIPELINE) tune "$(MODEL)" $(TUNE_OPTIONS)
+	@$(PIPELINE) tune "$$MODEL" $(TUNE_OPTIONS)
 
 plan: $(VENV)/ready ## say what would be tuned: make plan MODEL=tiny [TP=2]
-	@$(PIPELINE) plan "$(MODEL)" $(PLAN_OPTIONS)
+	@$(PIPELINE) plan "$$MODEL" $(PLAN_OPTIONS)
 
 verify: $(VENV)/ready ## check a finished image: make verify IMAGE=…
-	@$(PIPELINE) verify "$(IMAGE)"
+	@$(PIPELINE) verify "$$IMAGE"
 
 sync: $(VENV)/ready ## render docker/ and requirements/ from versions.json
 	@$(PIPELINE) sync

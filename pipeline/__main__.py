@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import os
 import signal
 import sys
-from types import FrameType
+
+
+def _leave(_signal: int, _frame: object) -> None:
+    """Ctrl-C while the modules below are read: nothing has been started."""
+    os._exit(130)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, _leave)
+
+import argparse
+import errno
+import importlib
+import io
 from typing import NoReturn
 
 from . import log
@@ -57,10 +68,12 @@ def main(words: list[str] | None = None) -> int:
     """Run one command and return its exit code; the only place that turns errors into codes."""
     words = sys.argv[1:] if words is None else words
 
-    def interrupted(_signal: int, _frame: FrameType | None) -> None:
+    def interrupted(_signal: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupted)  # a CI job is cancelled with SIGTERM: same clean way out
+    _speak_any_encoding()
+    for sign in (signal.SIGINT, signal.SIGTERM):  # a CI job is cancelled with SIGTERM: same clean way out
+        signal.signal(sign, interrupted)
     try:
         _unknown(words)
         arguments = _parser(_chosen(words)).parse_args(words)
@@ -71,14 +84,51 @@ def main(words: list[str] | None = None) -> int:
         log.fail(error)
         return int(error.exit_code)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is cleaned up: a second Ctrl-C has nothing to end
         log.note("interrupted")
         return int(Exit.INTERRUPTED)
     except BrokenPipeError:
         # The reader of our stdout has gone (`| head`): nothing is wrong, and nothing more can be said there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(Exit.OK)
+    except OSError as error:
+        if error.errno not in _NOT_OURS:
+            raise
+        log.fail(_unusable(error))
+        return int(Exit.USAGE)
     return code
 
 
+# What a disk, a mount or a permission may answer to any write of ours.
+_NOT_OURS = {
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOENT, errno.EISDIR,
+    errno.EIO, errno.ENAMETOOLONG, errno.ELOOP,
+}  # fmt: skip
+
+
+def _unusable(error: OSError) -> UsageError:
+    from .home import cache_home
+
+    where = error.filename if isinstance(error.filename, str) else "a file or standard output"
+    return UsageError(
+        f"{where}: {error.strerror}",
+        hint=f"check free space and permissions; what is kept lies in {cache_home()}, and XDG_CACHE_HOME moves it",
+    )
+
+
+def _speak_any_encoding() -> None:
+    """Print whatever the terminal's encoding can, and the rest escaped; a closed stdout swallows."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - for the process's whole life
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    ended = main()
+    if ended == Exit.INTERRUPTED:  # without the interpreter's own last words on an interrupt
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(ended)
+    sys.exit(ended)

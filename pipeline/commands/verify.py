@@ -31,10 +31,12 @@ def execute(arguments: argparse.Namespace) -> int:
     from pipeline.image.flow import how_for
     from pipeline.image.gpus import offered
     from pipeline.image.guard import connected
+    from pipeline.image.settings import check_reference
     from pipeline.image.verify import VerifyFailed, check_present, verify
 
     if not arguments.image:
         raise UsageError("no image was named", hint="make verify IMAGE=tuned/tiny:…, or `docker images tuned/*`")
+    check_reference(arguments.image)
     engine = ensure()
     with connected(engine) as client:
         check_present(client, arguments.image)

@@ -28,8 +28,10 @@ def seconds(text: str) -> int:
     return int(text)
 
 
-def _roots(text: str) -> tuple[Path, ...]:
-    return tuple(Path(word.strip()) for word in text.split(",") if word.strip())
+def _roots(text: str) -> tuple[Path, ...] | None:
+    """Directories separated by commas; None where there are only commas."""
+    found = tuple(Path(word.strip()) for word in text.split(",") if word.strip())
+    return found or (None if text.strip() else ())
 
 
 def add_tuning_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +53,12 @@ def add_tuning_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--require-idle", action="store_true", help="refuse GPUs that other processes use")
     group.add_argument("--timeout", type=seconds, default=300, metavar="S", help="bound of a collective between ranks")
     group.add_argument("--tune-max-wait", type=seconds, default=7200, metavar="S", help="bound of the whole tuning")
-    group.add_argument("--strategy", default="", metavar="NAME", help="synchronized, leader, independent or sharded")
+    group.add_argument(
+        "--strategy",
+        default="",
+        choices=("", "synchronized", "leader", "independent", "sharded"),
+        help="how the ranks share the work",
+    )
     group.add_argument("--judge", default="", choices=("", "on", "off"), help="judge each choice against the default")
     group.add_argument("--store", choices=("", "classic", "containerd"), default="", help="of an engine we start")
 
@@ -69,6 +76,8 @@ def request_from(arguments: argparse.Namespace) -> Request:
     """Check every setting and make the plan once; nothing was started before this returns."""
     image = getattr(arguments, "image", "")
     check_image_name(image)
+    if arguments.cache is None:
+        raise ChoicesClash("CACHE= names no directory", hint="CACHE=dir or CACHE=dir1,dir2: roots above <version>/")
     if arguments.tune_in == "import" and not arguments.cache:
         raise ChoicesClash("TUNE_IN=import needs CACHE=", hint="CACHE=dir: the root above <flashinfer-version>/")
     if arguments.cache and (arguments.retune or arguments.tune_in in ("stage", "container")):

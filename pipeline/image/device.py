@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import EngineError
 
+from .contain import Sandbox, run_to_end
+
 if TYPE_CHECKING:
     from docker import DockerClient
 
@@ -35,8 +37,7 @@ def read_processor(client: DockerClient, base: str, *, local: bool) -> dict[str,
     """The processor of the engine's host: read here when the engine is local, else by a container of `base`."""
     if local:
         return processor(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    output = client.containers.run(base, ["-c", _READ], entrypoint="python3", network_mode="none", remove=True)
-    return processor(output.decode(errors="replace"))
+    return processor(run_to_end(client, base, ["python3", "-c", _READ], Sandbox(), max_wait=120.0).stdout)
 
 
 def describe(device: dict[str, Any]) -> str:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.contract.errors import BuildError, UsageError
 
-from .gpus import Gpu, Gpus
+from .contain import Sandbox, run_to_end
+from .gpus import CdiUnknown, Gpu, Gpus
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
 # Runs with whatever Python the base has, so it keeps to what every Python 3.8 knows.
 _PROBE = r"""
-import json, platform, shutil, subprocess, sys
+import importlib.util, json, platform, shutil, subprocess, sys
 from importlib import metadata
 def version(name):
     try:
@@ -30,11 +31,15 @@ def smi(query):
     return [[c.strip() for c in l.split(",")] for l in done.stdout.splitlines()] if done.returncode == 0 else []
 print(json.dumps({
     "python": "%d.%d" % sys.version_info[:2], "machine": platform.machine(), "libc": platform.libc_ver(),
+    "venv": importlib.util.find_spec("venv") is not None,
     "packages": {n: version(n) for n in ("torch", "flashinfer-python")},
     "gpus": smi("--query-gpu=name,uuid,compute_cap,memory.used,driver_version,mig.mode.current"),
     "processes": smi("--query-compute-apps=gpu_uuid,pid,process_name,used_memory"),
 }))
 """
+
+
+_PATIENCE = 120.0  # seconds that a probe may take
 
 
 class BaseWithoutPython(UsageError):
@@ -80,27 +85,35 @@ class BaseFacts:
 
 def probe(client: DockerClient, image: str, offer: Gpus) -> tuple[BaseFacts, Gpus]:
     """Start one container of `image`, without network and with the GPUs on offer, and ask; raise one of the above."""
-    from docker.errors import APIError, ContainerError
+    from docker.errors import APIError
 
     image_id = str(client.images.get(image).id)
     try:
-        output = client.containers.run(
-            image,
-            ["-c", _PROBE],
-            entrypoint="python3",
-            network_mode="none",
-            remove=True,
-            stderr=False,
-            **offer.options(),
-        )
-        told: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
-    except (ContainerError, APIError, ValueError, IndexError) as error:
-        if "executable file not found" in str(error) or "no such file" in str(error).lower():
+        ended = run_to_end(client, image, ["python3", "-c", _PROBE], Sandbox(gpus=offer), max_wait=_PATIENCE)
+    except APIError as error:
+        said = str(error.explanation or error)
+        if "executable file not found" in said or "no such file" in said.lower():
             raise BaseWithoutPython(
                 f"base image {image} has no python3",
                 hint="choose a BASE_IMAGE with Python 3, or leave BASE_IMAGE out",
             ) from error
-        raise ProbeFailed(f"a container of base image {image} did not answer: {str(error)[:300]}") from error
+        if "CDI" in said:
+            raise CdiUnknown(
+                f"the engine cannot give a container {offer.device}",
+                hint="`docker info` lists its CDI devices; see GPUS=",
+            ) from error
+        raise ProbeFailed(
+            f"a container of base image {image} did not start: {said[:200]}",
+            hint="try `docker run --rm --entrypoint python3 IMAGE --version`",
+        ) from error
+    try:
+        told: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError) as error:
+        raise ProbeFailed(
+            f"python3 of base image {image} ended with {ended.status} and no answer",
+            details=ended.stderr,
+            hint="try `docker run --rm --entrypoint python3 IMAGE --version`",
+        ) from error
     name, version = told["libc"]
     if name != "glibc":
         raise BaseWithoutGlibc(
@@ -108,6 +121,11 @@ def probe(client: DockerClient, image: str, offer: Gpus) -> tuple[BaseFacts, Gpu
             hint="torch and FlashInfer publish glibc (manylinux) wheels only; choose a Debian or Ubuntu base",
         )
     major, minor = (int(part) for part in version.split(".")[:2])
+    complete = all(told["packages"].values())
+    if not complete and not told.get("venv", True):
+        raise BaseWithoutPython(
+            f"python3 of base image {image} has no venv module", hint="install python3-venv in BASE_IMAGE"
+        )
     facts = BaseFacts(image_id, told["python"], told["machine"], (major, minor), told["packages"])
     return facts, read_gpus(told, offer)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import log
+from pipeline.cache.store import check_root
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.files import write_json
 from pipeline.contract.manifest import Manifest
@@ -31,6 +32,7 @@ from .tuning import tune
 from .verify import How, VerifyFailed, verify
 
 if TYPE_CHECKING:
+    from docker import DockerClient
     from pipeline.engine import Engine
 
 
@@ -53,7 +55,7 @@ def _known_tuner(home: Path, digest: str) -> str:
 def _tuned(request: Request, prepared: Prepared, clock: Clock, logfile: Path, *, trust_memory: bool) -> store.Tuned:
     """The tuned root for this request: from the store, or by tuning now."""
     tuner = _known_tuner(prepared.home, prepared.digest) if trust_memory and not request.retune else ""
-    found = store.take(prepared.home, _inputs(request, prepared, tuner)) if tuner else None
+    found = _stored(request, prepared, tuner) if tuner else None
     if found is not None:
         return found
     way = choose(request, prepared)
@@ -61,12 +63,24 @@ def _tuned(request: Request, prepared: Prepared, clock: Clock, logfile: Path, *,
         built = prepared.builder.build(Stage("tuner", contexts=prepared.contexts, arguments=prepared.arguments))
     inputs = _inputs(request, prepared, built.config_digest)
     write_json(prepared.home / "tuners" / f"{prepared.digest}.json", {"tuner": built.config_digest})
-    found = None if request.retune else store.take(prepared.home, inputs)
+    found = None if request.retune else _stored(request, prepared, built.config_digest)
     if found is not None:
         return found
     world = prepared.plan.layout.world
     with clock.measure("tune"), log.step(f"tune on {world} rank{'s' if world > 1 else ''} in lock-step"):
         return tune(filler(way, request, prepared, built.image_id), inputs, prepared.home, logfile)
+
+
+def _stored(request: Request, prepared: Prepared, tuner: str) -> store.Tuned | None:
+    """What the store holds for this tuner; an entry that was damaged counts as none, and that is said."""
+    found = store.take(prepared.home, _inputs(request, prepared, tuner))
+    if found is None:
+        return None
+    _, findings = check_root(found.root)
+    if findings:
+        log.warn(f"the stored cache is damaged, tuning again: {findings[0]}")
+        return None
+    return found
 
 
 def _with_modules(request: Request, prepared: Prepared, clock: Clock) -> Prepared:
@@ -186,7 +200,11 @@ def build_image(request: Request) -> Outcome:
             # The image is not the one that was verified, so its tuner may not be the one that tuned: ask BuildKit.
             baked = _keys(request, prepared, clock, logfile, trust_memory=False)
             built = _bake(prepared, baked.keys, clock)
-        verdict = _judge(request, prepared, built, clock)
+        try:
+            verdict = _judge(request, prepared, built, clock)
+        except BaseException:
+            _discard(client, built)
+            raise
         manifests = tuple(one.manifest for one in baked.keys)
         image = client.images.get(built.image_id)
         repository, tag = _split(request.image or _name(manifests))
@@ -207,6 +225,15 @@ def build_image(request: Request) -> Outcome:
             docker_host=engine.host,
             log=str(logfile),
         )
+
+
+def _discard(client: DockerClient, built: Built) -> None:
+    """Remove an image that nobody named, quietly: it failed, or its making was interrupted."""
+    from docker.errors import DockerException
+
+    with contextlib.suppress(DockerException, OSError):
+        if not client.images.get(built.image_id).tags:
+            client.images.remove(built.image_id)
 
 
 def _bake(prepared: Prepared, keys: Sequence[Baked], clock: Clock) -> Built:

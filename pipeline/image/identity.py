@@ -6,8 +6,9 @@ it by its manifest and tells the space on disk instead, so there (and with `deep
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .saved import read_saved
 
@@ -25,12 +26,21 @@ class Identity:
     names: tuple[tuple[str, ...] | None, ...] | None
 
 
+_METADATA = ("USER ", "ENTRYPOINT ", "CMD ", "LABEL ", "ENV ", "WORKDIR ", "EXPOSE ", "ARG ", "VOLUME ", "STOPSIGNAL ")
+
+
+def _says_nothing_but_metadata(step: Mapping[str, Any]) -> bool:
+    """Whether a step of the history made no layer: one of BuildKit's own instructions that only change the config."""
+    said = str(step.get("CreatedBy", ""))
+    return str(step.get("Comment", "")).startswith("buildkit") and said.startswith(_METADATA) and not int(step["Size"])
+
+
 def identify(client: DockerClient, image: str, *, count: int, containerd_store: bool, deep: bool = False) -> Identity:
     """Identify an image and its last `count` layers, topmost first; `deep` reads the export, slow for large images."""
     if containerd_store or deep:
         saved = read_saved(client, image, count=count)
         return Identity(saved.config_digest, saved.diff_ids, None, saved.last)
     found = client.images.get(image)
-    steps = [int(step["Size"]) for step in found.history() if "COPY" in step["CreatedBy"] or int(step["Size"])]
+    steps = [int(step["Size"]) for step in found.history() if not _says_nothing_but_metadata(step)]
     layers = tuple(str(layer) for layer in found.attrs["RootFS"]["Layers"])
     return Identity(str(found.id), layers, tuple(steps[:count]), None)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import log
-from pipeline.contract.digest import sha256_bytes, sha256_json
+from pipeline.contract.digest import sha256_bytes, sha256_file, sha256_json
 from pipeline.contract.errors import DriftError, UsageError
-from pipeline.contract.files import write_json
+from pipeline.contract.files import write_json, write_whole
 from pipeline.contract.plan import Plan
 from pipeline.home import cache_home
 from pipeline.planning.target import Target
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 class BaseIncomplete(UsageError):
     """GPU images are built on a base that brings torch and FlashInfer."""
+
+
+class RenderedFilesDiffer(DriftError):
+    """A committed file was edited by hand, or versions.json was and `pipeline sync` did not run."""
 
 
 class BaseVersionsDiffer(DriftError):
@@ -117,6 +121,32 @@ def _offer(request: Request, engine: Engine) -> Gpus:
     return offer
 
 
+def _refuse_drift(root: Path, versions: Versions, home: Path) -> None:
+    """Refuse to build from rendered files that are not what versions.json and the templates give.
+
+    What was found equal is remembered by the files' content: rendering takes as long as a cached build.
+    """
+    files = [root / "versions.json"]
+    for folder in ("templates", "docker", "requirements"):
+        files += sorted(p for p in (root / folder).rglob("*") if p.is_file())
+    content = sha256_json([[str(p.relative_to(root)), sha256_file(p)] for p in files])
+    seen = home / "contexts" / f"in-sync-{content[:24]}"
+    if seen.exists():
+        return
+    from pipeline.versions.render import render
+
+    rendered = render(root, versions).files
+    differ = [
+        path for path, data in rendered.items() if not (root / path).is_file() or (root / path).read_bytes() != data
+    ]
+    if differ:
+        raise RenderedFilesDiffer(
+            f"{', '.join(differ)} differ from what versions.json and templates/ give",
+            hint="`pipeline check` shows how; `pipeline sync` renders them again",
+        )
+    write_whole(seen, b"")
+
+
 def _target(request: Request, facts: BaseFacts, gpus: Gpus) -> Target | None:
     """The GPU to plan for, where there is one and the base can use it; None plans for the CPU, or what was asked."""
     if request.device == "cuda" and not facts.complete:
@@ -133,6 +163,7 @@ def prepare(request: Request, engine: Engine, client: DockerClient, logfile: Pat
     """Find or make the base, the plan, the wheelhouse and the staged contexts."""
     home = cache_home()
     versions = load(request.root)
+    _refuse_drift(request.root, versions, home)
     offer = _offer(request, engine)
     base = bases.obtain(
         client, wanted=request.base_image, default=versions["BASE_IMAGE"], suite=versions["DEBIAN_SUITE"],

@@ -46,5 +46,6 @@ def default_name(model: str, tp: int, device: str, flashinfer_version: str, key_
 
 
 def _plain(text: str) -> str:
-    kept = "".join(c if c.isalnum() or c in ".-" else "-" for c in text.lower())
-    return "-".join(part for part in kept.split("-") if part).strip(".-") or "x"
+    kept = "".join(c if c.isascii() and (c.isalnum() or c == ".") else "-" for c in text.lower())
+    parts = [".".join(piece for piece in part.split(".") if piece) for part in kept.split("-")]
+    return "-".join(part for part in parts if part)[:60].strip(".-") or "x"

@@ -34,6 +34,13 @@ def check_image_name(name: str) -> None:
         )
 
 
+def check_reference(name: str) -> None:
+    """Raise `ImageNameInvalid` unless `name` can name an image that exists: a name, an id, or a name with a digest."""
+    if re.fullmatch(r"(sha256:)?[0-9a-f]{6,64}", name):
+        return
+    check_image_name(re.sub(r"@sha256:[0-9a-f]{64}$", "", name))
+
+
 def check_previous(previous: Path | None) -> Path | None:
     """Judge the cache root that ranks shall start from, with every finding; None stays None."""
     if previous is None:

@@ -77,7 +77,9 @@ def test_the_readme_lists_every_exit_code_and_make_variable() -> None:
     for code, meaning in MEANING.items():
         assert re.search(rf"^\| {code.value} \| {re.escape(meaning)}", README, re.MULTILINE), code
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    variables = set(re.findall(r"\$\(if (?:\$\(filter-out 0,)?\$\(([A-Z_]+)\)", makefile)) | {"MODEL", "TP", "PYTHON"}
+    exported = re.search(r"^export (.+)$", makefile, re.MULTILINE)
+    assert exported is not None
+    variables = {*exported[1].split(), *re.findall(r"\$\(call on,\$\(([A-Z_]+)\)\)", makefile), "BAKE_JIT", "PYTHON"}
     assert len(variables) > 8
     assert {name for name in variables if f"`{name}`" not in README} == set()
 

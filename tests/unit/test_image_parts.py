@@ -210,6 +210,7 @@ def test_a_failure_in_the_stage_comes_back_with_each_rank_s_last_step(tmp_path: 
     [
         ("tiny", "cpu-x86_64", "tuned/tiny:tp2-cpu-x86-64-fi0.6.16.post3-abcdefab"),
         ("Llama 3.1/8B", "H200", "tuned/llama-3.1-8b:tp2-h200-fi0.6.16.post3-abcdefab"),
+        ("Ünï Ø..a.-b", "x" * 90, "tuned/n-a-b:tp2-" + "x" * 60 + "-fi0.6.16.post3-abcdefab"),
     ],
 )
 def test_default_names_are_valid_image_names(model: str, device: str, name: str) -> None:

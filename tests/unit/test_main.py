@@ -1,0 +1,77 @@
+"""What a person sees when the surroundings are hostile: one line, a code, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def pipeline(
+    *words: str, env: dict[str, str] | None = None, stdout: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline", *words], cwd=ROOT, env={**os.environ, **(env or {})}, check=False, text=True,
+        stdout=subprocess.PIPE if stdout is None else stdout, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_an_encoding_that_knows_no_dash_is_no_traceback() -> None:
+    done = pipeline("plan", "tiny", env={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_standard_output_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = pipeline("plan", "tiny", stdout=full.fileno())
+    assert done.returncode == 2
+    assert "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_closed_standard_output_is_no_traceback() -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} -m pipeline plan tiny >&-"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [["image", "tiny"], ["tune", "tiny"]])
+def test_a_cache_folder_that_is_a_file_is_one_line_with_the_variable(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = pipeline(*command, env={"XDG_CACHE_HOME": str(tmp_path / "file")})
+    assert done.returncode == 2
+    assert "XDG_CACHE_HOME" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_right_after_the_start_ends_with_130() -> None:
+    for wait in (0.005, 0.02, 0.04):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipeline", "plan", "DeepSeek-V3", "--tp", "8"], cwd=ROOT, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        time.sleep(wait)
+        while b"pipeline" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+            time.sleep(0.001)
+        assert process.stderr is not None
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+        process.stderr.close()
+        status = process.wait()
+        # Before our first line runs, the interpreter itself answers: it dies by the signal, and a shell says 130.
+        assert status in (130, 0, -signal.SIGINT)
+        assert status != 130 or "Traceback" not in said

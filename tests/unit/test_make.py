@@ -1,0 +1,59 @@
+"""The Makefile: values reach the commands as they are, and no shell reads them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def make(tmp_path: Path, *words: str) -> list[str]:
+    """Run make with a stand-in for the environment that records its arguments, one a line."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("requirements", ".venv/bin"):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+    for name in ("host.txt", "dev.txt", "image-cpu.txt"):
+        (tmp_path / "requirements" / name).touch()
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text('#!/bin/sh\nfor word; do printf "%s\\n" "$word"; done > "$(dirname "$0")/said"\n')
+    python.chmod(0o755)
+    (tmp_path / ".venv" / "ready").touch()
+    done = subprocess.run(
+        ["make", "-C", str(tmp_path), *words],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"]},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return (python.parent / "said").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    "value", ["$$(touch pwned)", "`touch pwned`", 'x"; touch pwned; "', "it's", "a b", 'x"y', "Ünï"]
+)
+def test_no_shell_reads_a_value(value: str, tmp_path: Path) -> None:
+    said = make(tmp_path, "image", f"MODEL={value}", f"IMAGE={value}", f"BASE_IMAGE={value}")
+    plain = value.replace("$$", "$")
+    assert said[:4] == ["-m", "pipeline", "image", plain]
+    assert said[said.index("--image") + 1] == plain
+    assert said[said.index("--base-image") + 1] == plain
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "on"), [("1", True), ("yes", True), ("0", False), ("no", False), ("", False), ("false", False)]
+)
+def test_switches_know_no(value: str, on: bool, tmp_path: Path) -> None:
+    said = make(tmp_path, "image", "MODEL=tiny", f"RETUNE={value}", f"ROUND_UP={value}")
+    assert ("--retune" in said, "--round-up" in said) == (on, on)
+
+
+def test_what_is_not_set_is_not_handed_on(tmp_path: Path) -> None:
+    assert make(tmp_path, "image", "MODEL=tiny") == ["-m", "pipeline", "image", "tiny"]
+    assert make(tmp_path, "plan", "MODEL=tiny", "TP=2") == ["-m", "pipeline", "plan", "tiny", "--tp", "2"]
