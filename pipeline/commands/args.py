@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import json
 import platform
 import re
@@ -42,16 +43,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Print one line, or one object, per ARG; 2 where a file cannot be read or BuildKit would refuse it."""
     from pipeline.versions.dockerfile import read
+    from pipeline.versions.tree import ordinary, refusal
 
     rows: list[dict[str, str | int | None]] = []
     refused: list[str] = []
     frontend = _frontend(arguments.frontend)
     for file in arguments.files:
         try:
-            text = file.read_bytes().decode("utf-8", "replace")
+            data = Path(ordinary(file)).read_bytes()
         except OSError as error:
-            refused.append(f"{file}: cannot be read: {error.strerror}")
+            refused.append(f"{file}: {refusal(error)}")
             continue
+        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            refused.append(f"{file}: is UTF-16, which BuildKit does not read")
+            continue
+        text = data.decode("utf-8", "replace")
         found = read(text, frontend=frontend, platform=arguments.platform)
         rows += [
             {"file": str(file), "line": arg.line, "stage": arg.stage, "name": arg.name, "value": arg.value}

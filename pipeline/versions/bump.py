@@ -23,7 +23,7 @@ from .render import has_templates, render
 from .requirements import Pin
 from .sites import same_version
 from .source import FILE, Versions, load, read
-from .tree import Overlay, Tree
+from .tree import Overlay, Tree, ordinary
 
 _ROUNDS = 20
 
@@ -258,7 +258,7 @@ class _Bump:
 
     def _before(self, path: str) -> bytes | None:
         try:
-            return (self.root / path).read_bytes()
+            return Path(ordinary(self.root / path)).read_bytes()
         except OSError:
             return None
 

@@ -13,7 +13,7 @@ from .render import TemplatesInvalid, has_templates, render
 from .sites import public
 from .source import FILE, Versions, load
 from .ties import check_ties
-from .tree import Tree
+from .tree import Tree, ordinary, refusal
 
 
 class Result(NamedTuple):
@@ -80,12 +80,12 @@ def compare(root: Path, versions: Versions) -> list[Finding]:
     findings = []
     for path, wanted in render(root, versions).files.items():
         try:
-            found = (root / path).read_bytes()
+            found = Path(ordinary(root / path)).read_bytes()
         except FileNotFoundError:
             findings.append(Finding(path, 0, 0, "is missing; `pipeline sync` writes it", "render"))
             continue
         except OSError as error:
-            findings.append(Finding(path, 0, 0, f"cannot be read: {error.strerror}", "render"))
+            findings.append(Finding(path, 0, 0, refusal(error), "render"))
             continue
         if found != wanted:
             diff = unified(path, found, wanted, "committed", "rendered")

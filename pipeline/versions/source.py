@@ -13,6 +13,7 @@ name others, `python:${PYTHON_IMAGE_VERSION}-slim`, as bake itself allows; nothi
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from pipeline.contract.errors import UsageError
 from .findings import Finding, near
 from .located_json import Document, Member, Value, parse
 from .relations import SUFFIX, Relation, canonical, read_relation, texts
+from .tree import Tree, Unreadable
 
 FILE = "versions.json"
 _TOP = ("variable", "relations", "closures", "unmanaged", "_comment")
@@ -113,11 +115,11 @@ class Versions(Mapping[str, str]):
 def load(root: Path) -> Versions:
     """Read `root`/versions.json; raise `SourceInvalid` with every problem in it, each with line and column."""
     try:
-        data = (root / FILE).read_bytes()
-    except FileNotFoundError:
-        raise SourceInvalid([Finding(FILE, 0, 0, f"there is no {FILE} in {root}", "source")]) from None
-    except OSError as error:
-        raise SourceInvalid([Finding(FILE, 0, 0, f"cannot be read: {error.strerror}", "source")]) from None
+        data = Tree(root).read(FILE)
+    except Unreadable as error:
+        missing = f"there is no {FILE} in {root}"
+        message = missing if not os.path.lexists(root / FILE) else error.finding.message
+        raise SourceInvalid([Finding(FILE, 0, 0, message, "source")]) from None
     return read(data)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -26,6 +28,26 @@ _DOCKERFILE = re.compile(r"(?:^|\.)(?:dockerfile|containerfile)(?:$|[.-])", re.I
 def is_dockerfile(name: str) -> bool:
     """Whether a file's name says that it is one: `Dockerfile`, `Dockerfile.gpu`, `gpu.Dockerfile`."""
     return _DOCKERFILE.search(name) is not None
+
+
+class NotOrdinary(OSError):
+    """A FIFO, a socket or a device: opening one may block for ever, reading one may never end."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(errno.EINVAL, "is no ordinary file", os.fspath(path))
+
+
+def ordinary(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """The path itself where opening it cannot block; raise `NotOrdinary`, or what the system says of it."""
+    mode = os.stat(path).st_mode  # noqa: PTH116 -- paths are text in the inner loop of an audit
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # of a folder the system says what it is
+        raise NotOrdinary(path)
+    return path
+
+
+def refusal(error: OSError) -> str:
+    """Why a file cannot be read, as a finding says it."""
+    return str(error.strerror) if isinstance(error, NotOrdinary) else f"cannot be read: {error.strerror}"
 
 
 class Unreadable(Exception):
@@ -50,14 +72,14 @@ class Tree:
             real = full.resolve(strict=True)
             if not real.is_relative_to(self.home):
                 raise Unreadable(path, "is a link out of the tree; it is not read")
-            return real.read_bytes()
+            return Path(ordinary(real)).read_bytes()
         except FileNotFoundError:
             gone = "is a link to nothing" if full.is_symlink() else "is missing"
             raise Unreadable(path, gone) from None
         except RuntimeError:  # Python 3.11 and 3.12 say so of links in a circle
             raise Unreadable(path, "is a link in a circle") from None
         except OSError as error:
-            raise Unreadable(path, f"cannot be read: {error.strerror}") from None
+            raise Unreadable(path, refusal(error)) from None
 
     def walk(self, folder: str, findings: list[Finding]) -> Iterator[str]:
         """Every file below a folder, sorted; links to folders are not followed, those out of the tree are findings."""
@@ -118,6 +140,10 @@ def decode(data: bytes) -> tuple[str, int]:
     try:
         return data.decode(encoding or "utf-8"), 0
     except UnicodeDecodeError as error:
-        return data.decode(encoding or "utf-8", "replace"), data.count(b"\n", 0, error.start) + 1
+        bad = data.count(b"\n", 0, error.start) + 1
     except (LookupError, ValueError):  # a codec that is not for text
         return data.decode("utf-8", "replace"), 1
+    try:
+        return data.decode(encoding or "utf-8", "replace"), bad
+    except ValueError:  # some codecs refuse bad bytes whatever they are told (idna)
+        return data.decode("utf-8", "replace"), bad

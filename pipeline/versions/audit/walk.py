@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.versions.findings import Finding
-from pipeline.versions.tree import decode, is_dockerfile
+from pipeline.versions.tree import decode, is_dockerfile, ordinary, refusal
 
 from . import readers, scripts
 from .places import Place
@@ -108,13 +108,13 @@ def _reader(name: str, path: str) -> tuple[Reader, re.Pattern[bytes] | None] | N
 
 def _one(root: Path, path: str, reader: Reader, needed: re.Pattern[bytes] | None, report: Report) -> None:
     try:
-        with open(os.path.join(root, path), "rb") as stream:  # noqa: PTH118, PTH123 -- this is the inner loop
+        with open(ordinary(os.path.join(root, path)), "rb") as stream:  # noqa: PTH118, PTH123 -- this is the inner loop
             if os.fstat(stream.fileno()).st_size > _LARGEST:
                 report.passed_over += 1
                 return
             data = stream.read()
     except OSError as error:
-        report.unreadable.append(Finding(path, 0, 0, f"cannot be read: {error.strerror}"))
+        report.unreadable.append(Finding(path, 0, 0, refusal(error)))
         return
     if needed is not None and needed.search(data) is None:
         report.read += 1
