@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
@@ -17,7 +18,7 @@ from .dockerfile import (
     split,
     split_instruction,
 )
-from .texts import Found, Texts
+from .texts import Found, Texts, joined
 
 _NAME = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
@@ -56,12 +57,16 @@ class Dockerplaces:
             if stage.parent is None and not wrong & _names(stage.raw_base):
                 yield from ((stage.line, found) for found in self.texts.look(stage.base))
         label: str | int | None = None
+        directory = ""
         stages = iter(reading.stages)
         for instruction in reading.instructions:
             if instruction.name == "FROM":
-                label = next(stages).label
-            elif instruction.name != "ARG":
-                yield from self._instruction(instruction, self._values(reading, label, instruction.first))
+                label, directory = next(stages).label, ""
+            elif instruction.name == "WORKDIR":
+                directory = instruction.rest.strip().strip("\"'")
+            elif instruction.name != "ARG" and not _is_onbuild_arg(instruction):
+                values = self._values(reading, label, instruction.first)
+                yield from self._instruction(instruction, values, directory)
 
     def _wrong_args(self, reading: Dockerfile) -> set[str]:
         """ARGs that are findings themselves, so that what is built from them need not be one again."""
@@ -77,19 +82,21 @@ class Dockerplaces:
             if arg.stage == label and arg.line <= line and arg.value and arg.name not in self.texts.versions
         }
 
-    def _instruction(self, instruction: Instruction, values: Mapping[str, str]) -> Iterator[tuple[int, Found]]:
+    def _instruction(
+        self, instruction: Instruction, values: Mapping[str, str], directory: str
+    ) -> Iterator[tuple[int, Found]]:
         rest = instruction.rest
         if instruction.name == "ENV" and "=" not in rest.partition(" ")[0]:
             rest = rest.replace(" ", "=", 1)
         text, offsets = _substituted(" ".join([*instruction.flags, rest]), values)
         before = sum(len(flag) + 1 for flag in instruction.flags)
-        for found in self.texts.look(text):
+        for found in self.texts.look(text, directory):
             yield instruction.line_at(max(offsets[found.at] - before, 0)), found
         for heredoc in instruction.heredocs:
             lines = [_substituted("" if line.lstrip().startswith("#") else line, values)[0] for line in heredoc.lines]
             starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
-            for found in self.texts.look("\n".join(lines)):
-                yield heredoc.first + sum(start <= found.at for start in starts) - 1, found
+            for found in self.texts.look(joined("\n".join(lines)), directory):
+                yield heredoc.first + bisect_right(starts, found.at) - 1, found
 
 
 def _names(text: str) -> set[str]:
@@ -111,6 +118,11 @@ def _substituted(text: str, values: Mapping[str, str]) -> tuple[str, list[int]]:
     pieces.append(text[last:])
     offsets += range(last, len(text) + 1)
     return "".join(pieces), offsets
+
+
+def _is_onbuild_arg(instruction: Instruction) -> bool:
+    """Whether it holds an ARG ready, which is looked at among the ARGs."""
+    return instruction.name == "ONBUILD" and instruction.rest.split(maxsplit=1)[:1] in (["ARG"], ["arg"])
 
 
 def _onbuild(instruction: Instruction) -> Iterator[tuple[int, str, str | None, bool]]:

@@ -7,11 +7,14 @@ slip. A source that people edit by hand needs the contrary; scalars are still re
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _SPACE = " \t\n\r"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_DIGITS = 1000  # Python refuses to read 4300 and more
 
 
 class Value(NamedTuple):
@@ -87,11 +90,17 @@ class _Reader:
         self.text = document.text
         self.problems = document.problems
         self.at = 0
-        self.scalar = json.JSONDecoder(parse_constant=self._constant)
+        self.scalar = json.JSONDecoder(parse_constant=self._constant, parse_int=self._integer)
 
     @staticmethod
     def _constant(name: str) -> float:
         raise ValueError(f"{name} is not JSON")
+
+    @staticmethod
+    def _integer(digits: str) -> int:
+        if len(digits) > _DIGITS:
+            raise ValueError(f"a number of {len(digits)} digits is too long")
+        return int(digits)
 
     def skip(self) -> str:
         """Pass white space; return the next character, or an empty string at the end."""
@@ -119,6 +128,9 @@ class _Reader:
             raise self.stop(_plain(error.msg, self.text[error.pos : error.pos + 1])) from None
         except ValueError as error:
             raise self.stop(str(error)) from None
+        if isinstance(data, str) and _SURROGATE.search(data):
+            self.problems.append((start, "half of a surrogate pair stands alone, which is no character"))
+            data = _SURROGATE.sub("\ufffd", data)
         return Value(start, self.at, data)
 
     def _object(self) -> Value:

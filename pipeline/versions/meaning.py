@@ -5,8 +5,10 @@ Read are docker/ and requirements/, and beside versions.json itself Dockerfiles,
 
 from __future__ import annotations
 
+import codecs
 import posixpath
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase as fnmatch
@@ -18,7 +20,7 @@ from .render import FOLDER, has_templates
 from .requirements import Pin, Requirements, read
 from .sites import Site
 from .source import FILE, SUFFIX, Versions
-from .texts import Found, Texts
+from .texts import Found, Texts, joined
 from .tree import Tree, Unreadable, decode, is_dockerfile
 
 _FIRST = re.compile(r"\A\ufeff?(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*(?:FROM|ARG)[ \t]+\S", re.IGNORECASE)
@@ -107,6 +109,10 @@ class _Collector:
                 continue
             if b"\0" in data[:8192] and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
                 continue
+            if kind == "docker" and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                message = "is UTF-16, which BuildKit does not read"
+                self.result.findings.append(Finding(path, 0, 0, message, "dockerfile"))
+                continue
             if len(data) > _LARGEST:
                 self.result.notes.append(Finding(path, 0, 0, "is too large to be looked at", "read"))
                 continue
@@ -128,15 +134,19 @@ class _Collector:
         if kind == "docker" or (kind == "text" and _FIRST.match(text) and _FROM.search(text)):
             self._dockerfile(path, text, 0)
         elif kind == "hcl":
-            self._bake(path, read_hcl(text))
+            try:
+                self._bake(path, read_hcl(text))
+            except RecursionError:
+                self.result.findings.append(Finding(path, 0, 0, "is nested too deeply", "bake"))
         elif kind == "json":
             texts, problems = read_json(text)
             self.result.findings += [Finding(path, line, 0, message, "bake") for line, message in problems]
             self._bake(path, texts)
         else:
             bare = re.sub(r"(?m)^[ \t]*(?:#|//)[^\n]*$", "", text)
-            joined = re.sub(r"\\\r?\n", lambda found: " " * (len(found[0]) - 1) + "\v", bare)
-            self.found(path, self.texts.look(joined), lambda at: 1 + len(re.findall("[\n\v]", joined[:at])))
+            whole = joined(bare)
+            ends = [end.start() for end in re.finditer("[\n\v]", whole)]
+            self.found(path, self.texts.look(whole), lambda at: 1 + bisect_left(ends, at))
 
     def found(self, path: str, found: Iterable[Found], line: Callable[[int], int]) -> None:
         """Add what was found inside a text; `line` turns an offset into a line."""
@@ -148,7 +158,11 @@ class _Collector:
             Finding(path, problem.line + above, 0, f"BuildKit refuses this: {problem.message}", "dockerfile")
             for problem in places.problems
         ]
-        for line, name, value, made in places.args():
+        args = list(places.args())
+        given = {name for _, name, value, _ in args if value is not None}
+        for line, name, value, made in args:
+            if value is None and name not in given:
+                self._managed(path, line + above, f"ARG {name}", name)
             self._arg(path, line + above, "ARG", name, value, made=made)
         for line, one in places.inside():
             self.result.sites.add(Site(path, line + above, one.name, one.kind, one.text, one.wrong))
@@ -175,12 +189,21 @@ class _Collector:
         governed = f"{stem[1]}{SUFFIX}".upper() if stem else ""
         if governed in versions:
             self.found(path, self.texts.ref(name, governed, value), lambda _: line)
-        elif name.upper().endswith(SUFFIX) and not made and not any(fnmatch(name, one) for one in versions.unmanaged):
-            alike = next((other for other in versions if other.upper() == name.upper()), "")
-            hint = f'; did you mean "{alike}"?' if alike else ""
-            message = f"{what} {name}={value} is not managed: {FILE} has no {name}{hint}"
-            self.result.findings.append(Finding(path, line, 0, message, "unmanaged"))
+        elif not made:
+            self._managed(path, line, f"{what} {name}={value}", name)
         self.found(path, self.texts.look(value), lambda _: line)
+
+    def _managed(self, path: str, line: int, text: str, name: str) -> None:
+        """A finding where a name that looks like a version is neither managed nor left out on purpose."""
+        versions = self.versions
+        if name in versions or not name.upper().endswith(SUFFIX):
+            return
+        if any(fnmatch(name, one) for one in versions.unmanaged):
+            return
+        alike = next((other for other in versions if other.upper() == name.upper()), "")
+        hint = f'; did you mean "{alike}"?' if alike else ""
+        message = f"{text} is not managed: {FILE} has no {name}{hint}"
+        self.result.findings.append(Finding(path, line, 0, message, "unmanaged"))
 
     def _bake(self, path: str, texts: Iterable[Text]) -> None:
         for text in texts:

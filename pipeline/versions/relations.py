@@ -10,6 +10,7 @@ from .findings import near
 from .located_json import Member, Value
 
 SUFFIX = "_VERSION"
+PLACE = re.compile(r"\{(major|minor|micro)\}")  # where a number of a version goes in a `local_label`
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,7 @@ def read_relation(name: str, members: tuple[Member, ...], wrong: Callable[[int, 
         at = next(member.value.start for member in members if member.name == "git_ref")
         wrong(at, f'"git_ref" of "{name}" must hold {{}} once, where the version goes')
     for label in found.get("local_label", ()):
-        try:
-            label.format_map({"major": "1", "minor": "2", "micro": "3"})
-        except (KeyError, ValueError, IndexError, AttributeError):
+        if re.search(r"[{}]", PLACE.sub("", label)):
             at = next(member.value.start for member in members if member.name == "local_label")
             wrong(at, f'"local_label" of "{name}" may hold {{major}}, {{minor}}, {{micro}} only')
     return Relation(name, **found)  # type: ignore[arg-type]

@@ -219,7 +219,11 @@ class _Walk:
             name = match[1]
             if name in known and name not in (*above, variable.name):
                 return self.expanded(known[name], known, (*above, variable.name)).value
-            if not above:
+            whole = (*above, variable.name)
+            if above and name == whole[0]:
+                first = known[name]
+                self.wrong(first.start, f'"{name}" names ${{{whole[1]}}}, which leads back to it')
+            elif not above:
                 why = f"which has no version{near(name, known)}" if name not in known else "which leads back to it"
                 self.wrong(variable.start, f'"{variable.name}" names ${{{name}}}, {why}')
             return match[0]

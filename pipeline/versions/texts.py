@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .relations import Relation, canonical
+from .relations import PLACE, Relation, canonical
 from .sites import local_label, same_version
 from .source import FILE, Versions
 
@@ -16,7 +16,7 @@ _FILE = re.compile(
     rf"([A-Za-z0-9][A-Za-z0-9._]*?)-({_VERSION}(?:(?:\+|%2[Bb])[A-Za-z0-9.]+)?)(?:-[^/]*\.whl|\.(?:tar\.\w+|tgz|zip))$"
 )
 _PIN = re.compile(
-    rf"(?<![\w./-])([A-Za-z][A-Za-z0-9._-]*)(?:\[[^\]]*\])?\s*={{2,3}}\s*({_VERSION}(?:\+[A-Za-z0-9.]+)?)"
+    rf"(?<![\w./-])([A-Za-z][A-Za-z0-9._-]*)(?:\[[^\]\n]{{0,200}}\])?\s*={{2,3}}\s*({_VERSION}(?:\+[A-Za-z0-9.]+)?)"
 )
 _REF_AFTER = (
     "archive",
@@ -209,7 +209,7 @@ def labels_of(versions: Versions, name: str) -> Labels:
     numbers = [*re.findall(r"\d+", versions[name]), "0", "0", "0"]
     parts = dict(zip(("major", "minor", "micro"), numbers, strict=False))
     formats = versions.relation(name).local_label
-    spelled = tuple(one.format_map(parts) for one in formats)
+    spelled = tuple(PLACE.sub(lambda found: parts[found[1]], one) for one in formats)
     shapes = {re.sub(r"(\\\{(?:major|minor|micro)\\\})+", r"\\d+", re.escape(one)) for one in formats}
     return Labels(spelled, re.compile("|".join(sorted(shapes))))
 

@@ -68,3 +68,78 @@ def test_a_source_that_is_a_link_out_of_the_tree(tmp_path: Path) -> None:
     (tmp_path / "inside" / "versions.json").symlink_to(outside)
     with pytest.raises(SourceInvalid, match="is a link out of the tree"):
         load(tmp_path / "inside")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["TORCH_VERSION=2.13.0\n" * 20_000, "a[" * 100_000, "RUN <<E\n" + "TORCH_VERSION=2.13.0\n" * 20_000 + "E\n"],
+    ids=["hits", "brackets", "heredoc"],
+)
+def test_time_grows_with_the_size_of_a_file(tmp_path: Path, text: str) -> None:
+    path = "docker/Dockerfile.r" if text.startswith("RUN") else "docker/r.txt"
+    root = tree(tmp_path, {path: f"FROM scratch\n{text}" if text.startswith("RUN") else text})
+    began = time.monotonic()
+    assert texts(drift(root)) == []
+    assert time.monotonic() - began < 5  # quadratic, each takes more than that
+
+
+def test_every_line_of_a_text_is_counted(tmp_path: Path) -> None:
+    text = "a\nTORCH_VERSION=1.0\nb \\\n TORCH_VERSION=1.1\n\nTORCH_VERSION=1.2"
+    found = drift(tree(tmp_path, {"docker/r.txt": text}))
+    assert [finding.line for finding in found] == [2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    "where", ['{"variable": {"A\\ud800": {"default": "1"}}}', '{"variable": {"A": {"default": "\\udc00"}}}']
+)
+def test_half_a_surrogate_pair(where: str) -> None:
+    assert any("half of a surrogate pair" in text for text in problems(where))
+
+
+def test_half_a_surrogate_pair_in_a_bake_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bake = '{"variable": {"TORCH_VERSION": {"default": "\\ud800"}}}'
+    assert main(["check", "--root", str(tree(tmp_path, {"docker/b.json": bake}))]) == 3
+    assert "docker/b.json:1: half of a surrogate pair" in capsys.readouterr().out
+    whole = '{"variable": {"X": {"default": "\\ud83d\\ude00"}}}'
+    assert texts(drift(tree(tmp_path, {"docker/b.json": whole}))) == []
+
+
+@pytest.mark.parametrize(
+    "label", ["{major[x]}", "{major:9999999999}", "{major!r}", "{{major}}", "{", "cu{}", "{minor.x}"]
+)
+def test_a_label_holds_plain_places_only(label: str) -> None:
+    text = source({"A_VERSION": "1.2"}, {"A_VERSION": {"local_label": [label]}})
+    assert any('"local_label" of "A_VERSION" may hold' in one for one in problems(text))
+
+
+def test_a_number_of_too_many_digits() -> None:
+    text = '{"variable": {"A": {"default": ' + "1" * 5000 + "}}}"
+    assert problems(text) == ["versions.json:1:32: a number of 5000 digits is too long"]
+
+
+def test_a_circle_of_names() -> None:
+    assert problems(source({"A": "${B}", "B": "${A}"})) == [
+        'versions.json:4:18: "A" names ${B}, which leads back to it',
+        'versions.json:7:18: "B" names ${A}, which leads back to it',
+    ]
+    three = problems(source({"X": "${A}", "A": "${B}", "B": "${C}", "C": "${A}"}))
+    assert [text.split('"')[1] for text in three] == ["A", "B", "C"]
+
+
+def test_brackets_without_end_in_a_bake_file(tmp_path: Path) -> None:
+    root = tree(tmp_path, {"docker/deep.hcl": "x = " + "[" * 3000})
+    assert texts(drift(root)) == ["docker/deep.hcl: is nested too deeply"]
+
+
+def test_a_word_nested_too_deeply(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    word = "${A:-" * 3000 + "x" + "}" * 3000
+    path = plant(tmp_path, {"Dockerfile": f"FROM scratch\nARG A={word}\n"}) / "Dockerfile"
+    assert main(["args", str(path)]) == 2
+    assert capsys.readouterr().err.splitlines()[0].startswith(f"{path}:2: ")
+    assert main(["args", str(path), "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)[0]["value"] is None
+
+
+def test_a_dockerfile_in_utf16_is_one_finding(tmp_path: Path) -> None:
+    root = tree(tmp_path, {"docker/Dockerfile.x": REACHED.encode("utf-16")})
+    assert texts(drift(root)) == ["docker/Dockerfile.x: is UTF-16, which BuildKit does not read"]

@@ -110,7 +110,10 @@ class _Expansion:
         return char
 
     def run(self) -> tuple[str, list[str]]:
-        return self.until("", self.raw)
+        try:
+            return self.until("", self.raw)
+        except RecursionError:
+            raise BadWord("nested too deeply") from None
 
     def until(self, stop: str, raw: bool) -> tuple[str, list[str]]:
         """Everything up to an unquoted `stop` (which is taken too), or to the end where `stop` is empty."""
