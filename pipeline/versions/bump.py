@@ -22,7 +22,7 @@ from .relations import canonical
 from .render import has_templates, render
 from .requirements import Pin
 from .sites import same_version
-from .source import FILE, Versions, load, read
+from .source import FILE, SourceInvalid, Versions, load, read
 from .tree import Overlay, Tree, ordinary
 
 _ROUNDS = 20
@@ -163,7 +163,11 @@ class _Bump:
 
     def _checked(self) -> Versions:
         """The source with all moves; refuses downgrades and versions that the index does not have."""
-        new = replaced(self.old, {name: move.new for name, move in self.moves.items()})
+        try:
+            new = replaced(self.old, {name: move.new for name, move in self.moves.items()})
+        except SourceInvalid as error:  # the file was right before: what was asked for is not
+            said = "; ".join(finding.message for finding in error.findings)
+            raise BumpRefused(said, hint="name another version; nothing was written") from None
         for name in self.moves:
             self._refuse_downgrade(name, self.old[name], new[name])
         return new

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 FORMATS = ("text", "json", "github")
 
 
@@ -28,7 +30,7 @@ class Finding(NamedTuple):
 
     def text(self) -> str:
         """One line: the place and the message."""
-        return f"{self.place}: {self.message}"
+        return printable(f"{self.place}: {self.message}")
 
     def github(self) -> str:
         """One workflow command, which GitHub Actions shows beside the line in a pull request."""
@@ -38,6 +40,11 @@ class Finding(NamedTuple):
         if self.column:
             where += f",col={self.column}"
         return f"::error {where},title=versions::{_escape(self.message)}"
+
+
+def printable(text: str) -> str:
+    """A text on one line, without what a terminal would obey."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _escape(text: str, further: str = "") -> str:

@@ -9,6 +9,7 @@ A template directly below templates/ is rendered into docker/, one in a folder i
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +17,7 @@ from pipeline.contract.errors import UsageError
 
 from .findings import Finding, near
 from .source import FILE, Versions
+from .tree import Tree, Unreadable
 
 if TYPE_CHECKING:
     from jinja2 import Environment, nodes
@@ -59,11 +61,19 @@ def render(root: Path, versions: Versions) -> Rendered:
     A variable without a version is an error here; a version that no template uses is one too, since a name that
     reaches nothing only looks managed.
     """
-    from jinja2 import FileSystemLoader, StrictUndefined, Template, TemplateError, TemplateNotFound, TemplateSyntaxError
+    from jinja2 import FunctionLoader, StrictUndefined, Template, TemplateError, TemplateNotFound, TemplateSyntaxError
+    from jinja2.loaders import split_template_path
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    inside = Tree(root)
+
+    def text(name: str) -> str | None:
+        """What a template holds, None where there is none; nothing outside the tree is read."""
+        path = "/".join([FOLDER, *split_template_path(name)])
+        return inside.read(path).decode() if os.path.lexists(root / path) else None
+
     environment = ImmutableSandboxedEnvironment(
-        loader=FileSystemLoader(root / FOLDER),
+        loader=FunctionLoader(text),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -76,7 +86,7 @@ def render(root: Path, versions: Versions) -> Rendered:
     for name in sorted(p.relative_to(root / FOLDER).as_posix() for p in (root / FOLDER).rglob(f"*{_END}")):
         place = f"{FOLDER}/{name}"
         try:
-            tree = environment.parse((root / FOLDER / name).read_text(encoding="utf-8"), name)
+            tree = environment.parse(inside.read(place).decode(), name)
             unknown = _names(environment, tree, place, versions, uses)
             findings += [
                 Finding(place, line, 0, f"{word} has no version in {FILE}{near(word, versions)}", "render")
@@ -91,6 +101,11 @@ def render(root: Path, versions: Versions) -> Rendered:
             findings.append(Finding(where, error.lineno, 0, f"not a template: {error.message}", "render"))
         except TemplateNotFound as error:
             findings.append(Finding(place, 0, 0, f"cannot be rendered: there is no {error.name}", "render"))
+        except Unreadable as error:
+            findings.append(error.finding)
+        except RecursionError:
+            message = "cannot be rendered: it includes itself, or is nested too deeply"
+            findings.append(Finding(place, 0, 0, message, "render"))
         except UnicodeDecodeError:
             findings.append(Finding(place, 0, 0, "is not UTF-8", "render"))
         except OSError as error:

@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from .gitrefs import URL as _URL
+from .gitrefs import refs
 from .relations import PLACE, Relation, canonical
 from .sites import local_label, same_version
 from .source import FILE, Versions
 
 _VERSION = r"\d+(?:\.\d+)*(?:(?:[._-]?(?:post|rc|alpha|beta|dev|a|b)\.?\d*)*)"
-_URL = re.compile(r"\b(?:https?|git|ssh|git\+https|git\+ssh|git\+http|ftp)://[^\s\"'<>|;`)\\]+|\bgit@[\w.-]+:[^\s\"']+")
 _FILE = re.compile(
     rf"([A-Za-z0-9][A-Za-z0-9._]*?)-({_VERSION}(?:(?:\+|%2[Bb])[A-Za-z0-9.]+)?)(?:-[^/]*\.whl|\.(?:tar\.\w+|tgz|zip))$"
 )
@@ -32,15 +33,20 @@ _REF_AFTER = (
     "zip",
     "tar.gz",
 )
-_BRANCH = re.compile(
-    r"(?:--branch(?:=|\s+)|-b\s+|git\s+(?:-C\s+\S+\s+)?checkout\s+(?:-\S+\s+)*(?:tags/)?)[\"']?([^\s\"';&|]+)"
+_ASSIGNED = re.compile(  # all but the name is only looked at, so that `run: X_VERSION=1` is seen twice
+    r"(?:(?<![\w$\{./-])|(?<=[\s\"']-D))([A-Za-z_]\w*+)(?=\\?[\"']?[ \t]*"
+    r"(?::[ \t]*&?[A-Za-z_][\w.\[\]]{0,60}[ \t]*=|[:?]{0,2}=|:(?=[ \t\"']))[ \t]*(?![=~])"
+    r"\\?[\"']?([^\s\"'$`;&|,)}\]<>\\]+))"
 )
-_ASSIGNED = re.compile(  # the value is only looked at, so that `run: X_VERSION=1` is seen twice
-    r"(?<![\w$\{.-])[\"']?\b([A-Za-z_]\w*)[\"']?\s*(?:=|:\s)\s*(?![=~])(?=[\"']?([^\s\"'$`;&|,)}]+))"
-)
+_NUMBER = re.compile(r"v?\d")
 _FALLBACK = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^${}]+)\}")
 _BACKEND = re.compile(r"torch[-_]backend[=\s]+[\"']?([a-z]+\d+)\b", re.IGNORECASE)
 _HOST = r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+(?::\d+)?|localhost(?::\d+)?|[A-Za-z0-9-]+:\d+)/"
+
+
+def joined(text: str) -> str:
+    """A script with its continued lines joined; each offset stays what it was, and `\v` marks where a line ended."""
+    return re.sub(r"\\\r?\n", lambda found: " " * (len(found[0]) - 1) + "\v", text)
 
 
 class Found(NamedTuple):
@@ -72,35 +78,33 @@ class Texts:
         self.images = [(_image_pattern(image), name) for image, name in sorted(images, reverse=True)]
         self.labels = {name: labels_of(versions, name) for name in versions if versions.relation(name).local_label}
 
-    def look(self, text: str) -> Iterator[Found]:
-        """Every governed version in one command or text; `$…` is left to the checks of the ARGs behind it."""
-        for match, found in self._matches(text):
+    def look(self, text: str, directory: str = "") -> Iterator[Found]:
+        """Every governed version in one command or text; `$…` is left to the checks of the ARGs behind it.
+
+        `directory` is where its commands run, as far as known.
+        """
+        for match, found in self._matches(text, directory):
             for one in found:
                 yield one._replace(at=match.start() + len(match[0]) - len(match[0].lstrip()))
 
-    def _matches(self, text: str) -> Iterator[tuple[re.Match[str], Iterator[Found]]]:
+    def _matches(self, text: str, directory: str) -> Iterator[tuple[re.Match[str], Iterator[Found]]]:
         for pattern, name in self.images:
             for match in pattern.finditer(text):
                 yield match, self.image(name, match["image"], match["tag"])
         for match in (*_ASSIGNED.finditer(text), *_FALLBACK.finditer(text)):
-            if match[1] in self.versions:
+            if match[1] in self.versions and _alike(match[2], self.versions[match[1]]):
                 yield match, self.assignment(match[1], match[2])
         for match in _PIN.finditer(text):
             yield match, self.pin(match[1], f"{match[1]}=={match[2]}", match[2])
         for match in _BACKEND.finditer(text):
             yield match, self.label(match[1], match[0])
-        if "://" in text or "git@" in text:
-            yield from self._addresses(text)
-
-    def _addresses(self, text: str) -> Iterator[tuple[re.Match[str], Iterator[Found]]]:
-        clones: list[tuple[int, str]] = []
-        for match in _URL.finditer(text):
+        for match in _URL.finditer(text) if "://" in text or "git@" in text else ():
             yield match, self.address(match[0])
-            clones.append((match.start(), self._repository(match[0])[0]))
-        for match in _BRANCH.finditer(text):
-            repository = _cloned(clones, match.start(), checkout="checkout" in match[0])
-            if repository:
-                yield match, self.ref(repository, self.repositories[repository], match[1])
+        if "git" in text or "branch" in text:
+            for match, repository, ref in refs(
+                text, lambda url: self._repository(url)[0], self.repositories, directory
+            ):
+                yield match, self.ref(repository, self.repositories[repository], ref)
 
     def assignment(self, name: str, value: str) -> Iterator[Found]:
         """A managed name that is given a value."""
@@ -142,8 +146,8 @@ class Texts:
         """An address: the file that it names, the ref of a repository, labels and versions among its parts."""
         if "$" in url:
             url = url[: url.index("$")]
-        path = url.partition("://")[2].partition("?")[0]
-        bare, _, fragment = path.partition("#")
+        whole, _, fragment = (url.partition("://")[2] or url).partition("#")
+        bare, _, query = whole.partition("?")
         parts = [part for part in bare.split("/")[1:] if part]
         named = _FILE.match(parts[-1]) if parts else None
         if named:
@@ -152,8 +156,9 @@ class Texts:
         for part in parts:
             yield from self.label(part, url)
         repository, ref = self._repository(url)
+        asked = next((found[1] for found in re.finditer(r"(?:^|&)(?:tag|ref|branch)=([^&]+)", query)), "")
         if repository:
-            yield from self.ref(repository, self.repositories[repository], ref or fragment.partition(":")[0])
+            yield from self.ref(repository, self.repositories[repository], ref or asked or fragment.partition(":")[0])
 
     def _repository(self, url: str) -> tuple[str, str]:
         """The governed repository that an address names, and the ref or version in it; empty where there is none."""
@@ -188,13 +193,9 @@ class Texts:
         yield Found(name, "git", text, "" if right else f"{text}, {FILE} says {spelled} ({name})")
 
 
-def _cloned(clones: list[tuple[int, str]], at: int, *, checkout: bool) -> str:
-    """The repository that a ref belongs to: of a checkout the one cloned last, of `--branch` the address after it."""
-    before = [repository for start, repository in clones if start < at]
-    after = [repository for start, repository in clones if start > at]
-    if checkout:
-        return before[-1] if before else ""
-    return [*after, *before[-1:], ""][0]
+def _alike(value: str, wanted: str) -> bool:
+    """Whether a value can be meant as a version: it begins with a number, unless the managed one does not either."""
+    return bool(_NUMBER.match(value)) or not _NUMBER.match(wanted)
 
 
 class Labels(NamedTuple):
@@ -223,5 +224,5 @@ def _repositories(relation: Relation) -> tuple[str, ...]:
 def _image_pattern(image: str) -> re.Pattern[str]:
     library = "(?:docker\\.io/)?(?:library/)?" if "/" not in image else ""
     return re.compile(
-        rf"(?<![\w./:@-])(?P<image>(?:{library}|{_HOST}(?:library/)?)?{re.escape(image)}):(?P<tag>[A-Za-z0-9_][\w.-]*)(?![\w{{}}$.-])"
+        rf"(?<![\w./:@-])(?:(?:docker-image|docker)://)?(?P<image>(?:{library}|{_HOST}(?:library/)?)?{re.escape(image)}):(?P<tag>[A-Za-z0-9_][\w.-]*)(?![\w{{}}$.-])"
     )

@@ -143,3 +143,33 @@ def test_a_word_nested_too_deeply(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_dockerfile_in_utf16_is_one_finding(tmp_path: Path) -> None:
     root = tree(tmp_path, {"docker/Dockerfile.x": REACHED.encode("utf-16")})
     assert texts(drift(root)) == ["docker/Dockerfile.x: is UTF-16, which BuildKit does not read"]
+
+
+def test_a_template_that_is_a_link_out_of_the_tree_or_includes_itself(tmp_path: Path) -> None:
+    secret = plant(tmp_path, {"s": "secret\n"}) / "s"
+    circle = '{% include "zz.j2" %}'
+    files: dict[str, str | bytes] = {"templates/zz.j2": circle, "templates/in.j2": '{% include "leak.j2" %}'}
+    root = tree(tmp_path, {**files, "templates/Dockerfile.j2": "ARG TORCH_VERSION={{ TORCH_VERSION }}\nFROM scratch\n"})
+    (root / "templates" / "leak.j2").symlink_to(secret)
+    found = drift(root)
+    assert not any("secret" in finding.diff for finding in found)
+    said = texts(found)
+    assert "templates/leak.j2: is a link out of the tree; it is not read" in said
+    assert "templates/zz.j2: cannot be rendered: it includes itself, or is nested too deeply" in said
+
+
+def test_what_a_terminal_obeys_is_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tree(tmp_path, {"docker/a\x1b[31m\nb.txt": "TORCH_VERSION=1.0\n"})
+    assert main(["check", "--root", str(root)]) == 3
+    out = capsys.readouterr().out
+    assert "docker/a\\x1b[31m\\nb.txt:1: " in out
+    assert "\x1b" not in out
+
+
+def test_a_bump_to_no_version_blames_the_argument(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tree(tmp_path)
+    (root / "versions.json").write_text(source({"TORCH_VERSION": "2.13.0"}, {"TORCH_VERSION": {"packages": ["torch"]}}))
+    assert main(["bump", "--root", str(root), "--offline", "TORCH_VERSION=abc"]) == 2
+    err = capsys.readouterr().err
+    assert "is not a version (PEP 440)" in err
+    assert "correct versions.json" not in err

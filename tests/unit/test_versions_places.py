@@ -1,0 +1,86 @@
+"""Versions in commands and settings: what each is about, and what only looks like one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from versions_trees import CUDA, FLASHINFER, plant, source, texts
+
+from pipeline.versions.check import check
+
+VALUES = {"FLASHINFER_VERSION": "0.6.16.post3", "CUDA_VERSION": "13.0.3", "TORCH_VERSION": "2.13.0"}
+
+
+def findings(root: Path, files: dict[str, str | bytes]) -> list[str]:
+    relations = {"FLASHINFER_VERSION": FLASHINFER, "CUDA_VERSION": CUDA}
+    plant(root, {"versions.json": source(VALUES, relations), **files})
+    return [line for line in texts(check(root).findings) if "reaches no ARG" not in line]
+
+
+DEVEL = "https://example.invalid/o"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "expected"),
+    [
+        (
+            "docker/b.sh",
+            f"git clone {DEVEL}/flashinfer -b v0.6.15 && git clone {DEVEL}/other\n",
+            [":1: flashinfer at v0.6.15"],
+        ),
+        ("docker/b.sh", f"git clone {DEVEL}/other -b v0.6.15 && git clone {DEVEL}/flashinfer\n", []),
+        (
+            "docker/b.sh",
+            f"git clone {DEVEL}/flashinfer\ncd flashinfer\ngit reset --hard v0.6.12\n",
+            [":3: flashinfer at"],
+        ),
+        ("docker/b.sh", f"git clone {DEVEL}/flashinfer; cd ../other; git checkout v1.0\n", []),
+        (
+            "docker/b.sh",
+            f"git clone {DEVEL}/a && git -C /src/flashinfer switch --detach v0.6.1\n",
+            [":1: flashinfer at v0.6.1"],
+        ),
+        (
+            "docker/b.sh",
+            f"git clone {DEVEL}/flashinfer /x && git clone {DEVEL}/b && git -C /x checkout v0.6.1\n",
+            [":1: f"],
+        ),
+        (
+            "Dockerfile",
+            f"FROM scratch\nRUN git clone {DEVEL}/flashinfer\nRUN cd flashinfer && git checkout v0.6.12\n",
+            ["Dockerfile:3: flashinfer at v0.6.12"],
+        ),
+        (
+            "Dockerfile",
+            "FROM scratch\nWORKDIR /src/flashinfer\nRUN git checkout -q v0.6.12\n",
+            [":3: flashinfer at v0.6.12"],
+        ),
+        ("Dockerfile", f"FROM scratch\nADD {DEVEL}/flashinfer.git?tag=v0.6.1 /x\n", [":2: flashinfer at v0.6.1,"]),
+        (
+            "Dockerfile",
+            f"FROM scratch\nRUN <<EOF\ngit clone --branch \\\n v0.6.14 {DEVEL}/flashinfer.git\nEOF\n",
+            [":3: flashinfer at v0.6.14"],
+        ),
+        ("docker/b.sh", "skopeo inspect docker://nvidia/cuda:12.6.0-devel\n", [":1: image nvidia/cuda:12.6.0-devel,"]),
+        (
+            "docker-bake.hcl",
+            'target "a" {\n  contexts = { b = "docker-image://nvidia/cuda:12.6.0-devel" }\n}\n',
+            [":2: image nvidia/cuda:12.6.0-devel,"],
+        ),
+        ("docker/x.py", 'FLASHINFER_VERSION: str = "0.6.16.post3"\n', []),
+        ("docker/x.py", 'FLASHINFER_VERSION: str = "0.6.15"\n', [":1: FLASHINFER_VERSION=0.6.15,"]),
+        ("docker/x.py", 'TORCH_VERSION = os.environ.get("TORCH_VERSION", "2.13.0")\n', []),
+        ("docker/b.sh", "TORCH_VERSION=\nexport X\nprintf 'TORCH_VERSION=%s\\n'\n", []),
+        ("docker/b.sh", 'sed "s/TORCH_VERSION=.*/x/"\necho "TORCH_VERSION: the version of torch"\n', []),
+        ("docker/Makefile", "TORCH_VERSION ?= 2.9.7\n", [":1: TORCH_VERSION=2.9.7,"]),
+        ("docker/Makefile", "CUDA_VERSION := 12.3\n", [":1: CUDA_VERSION=12.3,"]),
+        ("docker/b.sh", "cmake -DTORCH_VERSION=0.5.5 .\n", [":1: TORCH_VERSION=0.5.5,"]),
+        ("Dockerfile", "FROM scratch\nARG FOO_VERSION\n", ["Dockerfile:2: ARG FOO_VERSION is not managed"]),
+        ("Dockerfile", "FROM scratch\nONBUILD ARG TORCH_VERSION=1.8.0\n", [":2: ARG TORCH_VERSION=1.8.0,"]),
+    ],
+)
+def test_each_place_is_one_finding_or_none(tmp_path: Path, path: str, text: str, expected: list[str]) -> None:
+    found = findings(tmp_path, {path: text})
+    assert len(found) == len(expected), found
+    assert all(want in line for want, line in zip(expected, found, strict=True)), found
