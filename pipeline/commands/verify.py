@@ -27,8 +27,9 @@ def execute(arguments: argparse.Namespace) -> int:
     from pipeline.contract.errors import UsageError
     from pipeline.contract.files import write_json
     from pipeline.engine import ensure
+    from pipeline.image.device import read_processor
     from pipeline.image.facts import probe
-    from pipeline.image.flow import how_for
+    from pipeline.image.flow import how_to_verify
     from pipeline.image.gpus import offered
     from pipeline.image.guard import connected
     from pipeline.image.settings import check_reference
@@ -42,7 +43,8 @@ def execute(arguments: argparse.Namespace) -> int:
         check_present(client, arguments.image)
         offer = offered(engine)
         _, gpus = probe(client, arguments.image, offer) if offer.access != "none" else (None, offer)
-        how = how_for(engine, client, arguments.image, max_wait=float(arguments.startup_max_wait), gpus=gpus)
+        processor = read_processor(client, arguments.image, local=engine.local)
+        how = how_to_verify(engine, gpus, processor, float(arguments.startup_max_wait))
         verdict = verify(client, arguments.image, replace(how, level=arguments.level, deep=arguments.deep))
     if arguments.out is not None:
         write_json(arguments.out, verdict.to_json())

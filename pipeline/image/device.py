@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,8 +37,3 @@ def read_processor(client: DockerClient, base: str, *, local: bool) -> dict[str,
     if local:
         return processor(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     return processor(run_to_end(client, base, ["python3", "-c", _READ], Sandbox(), max_wait=120.0).stdout)
-
-
-def describe(device: dict[str, Any]) -> str:
-    """A short name for people and for image tags."""
-    return json.dumps(device.get("model", "unknown"))[1:-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,12 @@ from pipeline.contract.manifest import Manifest
 from pipeline.contract.verdict import Verdict
 from pipeline.home import cache_home
 
-from . import device, modules, store
+from . import modules, store
 from .bake import bake
 from .buildkit import Built, Stage
 from .caches import Baked, collect
 from .choose import choose, filler
+from .gpus import Gpus
 from .guard import connected
 from .outcome import Clock, Outcome, log_file
 from .prepare import Prepared, prepare
@@ -138,35 +139,23 @@ def _judge(request: Request, prepared: Prepared, built: Built, clock: Clock) -> 
     if verdict is not None:
         return verdict
     with clock.measure("verify"):
-        verdict = verify(prepared.client, built.image_id, verify_how(prepared, request.max_wait))
+        processor = prepared.device if prepared.plan.device == "cpu" else {}
+        how = how_to_verify(prepared.engine, prepared.gpus, processor, request.max_wait)
+        verdict = verify(prepared.client, built.image_id, how)
     write_json(_verdict_file(prepared.home, built), verdict.to_json())
     if verdict.result != "pass":
         raise VerifyFailed(verdict)
     return verdict
 
 
-def verify_how(prepared: Prepared, max_wait: float) -> How:
-    """Verify on the device that was prepared for: its processor, or its GPUs."""
-    cpu = prepared.device if prepared.plan.device == "cpu" else {}
-    names = tuple(gpu.name for gpu in prepared.gpus.gpus)
-    return How(
-        level="replay",
-        max_wait=max_wait,
-        containerd_store=prepared.engine.containerd_store,
-        present=lambda manifest: is_present(manifest, processor=cpu, gpus=names),
-        gpus=prepared.gpus,
-    )
-
-
-def how_for(engine: Engine, client: Any, image: str, *, max_wait: float, gpus: Any) -> How:  # noqa: ANN401 - the SDK's client
-    """Verify an image that was not built in this run: the processor is read, the GPUs were probed by the caller."""
-    cpu = device.read_processor(client, image, local=engine.local)
+def how_to_verify(engine: Engine, gpus: Gpus, processor: Mapping[str, Any], max_wait: float) -> How:
+    """Replay on `engine`: a key's device is present when it is this processor, or among these GPUs."""
     names = tuple(gpu.name for gpu in gpus.gpus)
     return How(
         level="replay",
         max_wait=max_wait,
         containerd_store=engine.containerd_store,
-        present=lambda manifest: is_present(manifest, processor=cpu, gpus=names),
+        present=lambda manifest: is_present(manifest, processor=processor, gpus=names),
         gpus=gpus,
     )
 

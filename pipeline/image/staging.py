@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.contract.digest import sha256_file, sha256_json
-from pipeline.contract.files import write_whole
 from pipeline.contract.plan import Plan
 
 from . import contexts
@@ -40,12 +39,6 @@ class Staging:
             except OSError:
                 if not place.is_dir():  # another run staged the same
                     raise
-        return place
-
-    def file(self, name: str, data: bytes) -> Path:
-        """A file addressed by its content."""
-        place = self.folder / f"{name}-{sha256_json(data.hex())[:24]}"
-        write_whole(place, data)
         return place
 
     def code(self) -> Path:

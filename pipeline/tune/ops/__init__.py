@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.contract.errors import UsageError
-from pipeline.contract.plan import OpPlan, Plan
+from pipeline.contract.plan import OpPlan
 
 if TYPE_CHECKING:
     import torch
@@ -63,8 +63,3 @@ def adapter_of(op: OpPlan) -> Adapter:
     module: Any = importlib.import_module(ADAPTERS[op.op])
     found: Adapter = module
     return found
-
-
-def is_skipped(op: OpPlan, plan: Plan) -> bool:
-    """Whether `skip_ops` leaves an op to its default, by the plan's name for it or by FlashInfer's."""
-    return bool({op.op, *adapter_of(op).CUSTOM_OPS} & set(plan.skip_ops))
