@@ -35,10 +35,13 @@ class RecordUnread(CacheRefused):
 def image_in_engine(name: str) -> Iterator[tuple[DockerClient, Image]]:
     """The engine's client and an image of it; no engine is started for this.
 
-    Raises `TargetUnknown` when an engine answers and has no such image, and an `EngineError` when none answers.
+    Raises `ImageNameInvalid` for what no engine could hold under that name, `TargetUnknown` when an engine answers and
+    has no such image, and an `EngineError` when none answers.
     """
     from pipeline.engine import connect, find
+    from pipeline.image.settings import check_reference
 
+    check_reference(name)  # before an engine is looked for: the answer must not depend on whether one runs
     engine = find()
     if engine is None:
         raise EngineError(
