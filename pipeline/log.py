@@ -52,14 +52,19 @@ def warn(text: str) -> None:
     _line(f"{_paint('warning:', 'yellow')} {text}")
 
 
+def stop(message: str, hint: str = "") -> None:
+    """Say why a command ends as it does, and what to type, where stdout has the particulars already."""
+    _line(f"{_paint('error:', 'red')} {message}")
+    if hint:
+        _line(f"hint: {hint}")
+
+
 def fail(error: PipelineError) -> None:
     """Show an expected failure: details, one clear line, a hint, the log's path."""
     for detail in error.details:
         _line(f"    {detail}")
     if os.environ.get("GITHUB_ACTIONS") == "true":
         _line(f"::error::{error.message}")
-    _line(f"{_paint('error:', 'red')} {error.message}")
-    if error.hint:
-        _line(f"hint: {error.hint}")
+    stop(error.message, error.hint)
     if error.log:
         _line(f"log: {error.log}")

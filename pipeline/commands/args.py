@@ -43,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Print one line, or one object, per ARG; 2 where a file cannot be read or BuildKit would refuse it."""
     from pipeline.versions.dockerfile import read
+    from pipeline.versions.findings import printable
     from pipeline.versions.tree import ordinary, refusal
 
     rows: list[dict[str, str | int | None]] = []
@@ -70,9 +71,9 @@ def execute(arguments: argparse.Namespace) -> int:
         for row in rows:
             stage = "" if row["stage"] is None else f" [{row['stage']}]"
             value = "" if row["value"] is None else f"={row['value']}"
-            print(f"{row['file']}:{row['line']}:{stage} {row['name']}{value}")
+            print(printable(f"{row['file']}:{row['line']}:{stage} {row['name']}{value}"))
     for line in refused:
-        sys.stderr.write(line + "\n")
+        sys.stderr.write(printable(line) + "\n")
     return int(Exit.USAGE if refused else Exit.OK)
 
 

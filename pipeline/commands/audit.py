@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.contract.errors import UsageError
 from pipeline.contract.exits import Exit
+from pipeline.versions.findings import counted, printable
 
 if TYPE_CHECKING:
     from pipeline.versions.audit import Disagreement, Place
@@ -36,7 +37,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     if not arguments.path.is_dir():
         what = "is not a folder" if arguments.path.exists() else "does not exist"
-        raise NoTree(f"{arguments.path} {what}", hint="`pipeline audit PATH` takes the root of a repository")
+        raise NoTree(printable(f"{arguments.path} {what}"), hint="`pipeline audit PATH` takes the root of a repository")
     report = look(arguments.path)
     found = judge(report.places)
     shown = [one for one in found if arguments.all or one.confidence > Confidence.POSSIBLE]
@@ -58,8 +59,8 @@ def execute(arguments: argparse.Namespace) -> int:
         print("\n".join(_text(one) for one in shown), end="\n" if shown else "")
     for problem in report.unreadable:
         log.note(f"note: {problem.text()}")
-    weaker = f"; {len(found) - len(shown)} weaker ones with --all" if len(found) > len(shown) else ""
-    log.note(f"{len(shown)} findings in {report.read} of {report.files} files{weaker}")
+    weaker = f"; {counted(len(found) - len(shown), 'weaker one')} with --all" if len(found) > len(shown) else ""
+    log.note(f"{counted(len(shown), 'finding')} in {report.read} of {counted(report.files, 'file')}{weaker}")
     return int(Exit.DRIFT if shown else Exit.OK)
 
 
@@ -75,9 +76,10 @@ def _place(place: Place) -> dict[str, object]:
 
 def _text(one: Disagreement) -> str:
     lines = [f"{one.confidence.name.lower()}: {one.name}: {one.why}"]
-    width = max(len(value) for value, _ in one.values)
-    lines += [f"  {value:<{width}}  {_where(places)}" for value, places in one.values]
-    return "\n".join(lines)
+    values = [(printable(value), places) for value, places in one.values]
+    width = max(len(value) for value, _ in values)
+    lines += [f"  {value:<{width}}  {_where(places)}" for value, places in values]
+    return "\n".join(map(printable, lines))
 
 
 def _where(places: Sequence[Place]) -> str:

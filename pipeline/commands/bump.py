@@ -29,6 +29,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Print the unified diff on stdout; write only when everything agrees."""
     from pipeline import log
     from pipeline.versions.bump import Wishes, bump, write
+    from pipeline.versions.findings import counted, printable_diff
 
     values: dict[str, str] = {}
     for text in arguments.moves:
@@ -51,15 +52,15 @@ def execute(arguments: argparse.Namespace) -> int:
         refresh=arguments.refresh,
     )
     outcome = bump(arguments.root, wishes, log.note)
-    sys.stdout.write(outcome.diff)
+    sys.stdout.write(printable_diff(outcome.diff))
     sys.stdout.flush()
     for move in outcome.moves:
         log.note(str(move))
     if not outcome.files:
         log.note("nothing changes")
     elif arguments.dry_run:
-        log.note(f"{len(outcome.files)} files would change; nothing was written")
+        log.note(f"{counted(len(outcome.files), 'file')} would change; nothing was written")
     else:
         write(arguments.root, outcome)
-        log.note(f"{len(outcome.files)} files written")
+        log.note(f"{counted(len(outcome.files), 'file')} written")
     return int(Exit.OK)

@@ -25,16 +25,16 @@ def execute(arguments: argparse.Namespace) -> int:
     """Print every finding on stdout; 3 where there are any, 2 where versions.json or a template cannot be read."""
     from pipeline import log
     from pipeline.versions.check import check
-    from pipeline.versions.findings import render
-    from pipeline.versions.render import TemplatesInvalid, has_templates
-    from pipeline.versions.source import SourceInvalid, load
+    from pipeline.versions.findings import counted, printable, render
+    from pipeline.versions.render import FOLDER, TemplatesInvalid, has_templates
+    from pipeline.versions.source import FILE, SourceInvalid, load
 
     try:
         if arguments.fix and has_templates(arguments.root):
             from pipeline.versions.sync import sync
 
             for path in sync(arguments.root, load(arguments.root)):
-                log.note(f"wrote {path}")
+                log.note(f"wrote {printable(path)}")
         if arguments.online:
             from pipeline.versions.online import check_online
 
@@ -43,14 +43,18 @@ def execute(arguments: argparse.Namespace) -> int:
             result = check(arguments.root)
     except (SourceInvalid, TemplatesInvalid) as error:
         sys.stdout.write(render(error.findings, arguments.format))
-        log.note(f"hint: {error.hint}")
+        what = FILE if isinstance(error, SourceInvalid) else f"{FOLDER}/"
+        log.stop(f"{what} cannot be used: {counted(len(error.findings), 'error')}", error.hint)
         return int(Exit.USAGE)
     findings = result.findings
     sys.stdout.write(render(findings, arguments.format))
     for note in result.notes:
         log.note(f"note: {note.text()}")
     if findings:
-        log.note(f"{len(findings)} finding{'s' * (len(findings) > 1)}")
-        return int(Exit.USAGE if result.unusable else Exit.DRIFT)
+        log.note(counted(len(findings), "finding"))
+        if result.unusable:
+            log.stop(f"{FOLDER}/ cannot be used: see above", f"correct {FOLDER}/ or {FILE}, then run `pipeline sync`")
+            return int(Exit.USAGE)
+        return int(Exit.DRIFT)
     log.note("every version agrees with versions.json")
     return int(Exit.OK)

@@ -6,9 +6,14 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.contract.exits import Exit
+
+if TYPE_CHECKING:
+    from pipeline.versions.tree import Tree
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -19,23 +24,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Print one line, or one object, per requirement; 2 where a file or a line cannot be read."""
+    from pipeline.versions.findings import printable
     from pipeline.versions.requirements import Requirements, read
-    from pipeline.versions.tree import Tree
 
-    everything = Path("/")
+    tree = _everywhere(arguments.files)
     result = Requirements()
-    shown: dict[str, str] = {}
     for file in arguments.files:
-        inside = os.path.relpath(Path(file).absolute(), everything)
-        shown[inside] = str(file)
-        read(Tree(everything), inside, result)
-
-    def name(path: str) -> str:
-        return shown.get(path) or os.path.relpath(everything / path)
-
+        read(tree, _inside(file), result)
     rows = [
         {
-            "file": name(pin.path),
+            "file": tree.shown(pin.path),
             "line": pin.line,
             "name": pin.name,
             "specifier": pin.specifier,
@@ -50,10 +48,27 @@ def execute(arguments: argparse.Namespace) -> int:
         for row in rows:
             address = f" @ {row['url']}" if "url" in row else ""
             marker = f" ; {row['marker']}" if row["marker"] else ""
-            print(f"{row['file']}:{row['line']}: {row['name'] or ''}{address}{row['specifier']}{marker}")
-    for note in result.notes:
-        sys.stderr.write(f"note: {name(note.path)}:{note.line}: {note.message}\n")
-    for problem in result.problems:
-        place = f"{name(problem.path)}:{problem.line}" if problem.line else name(problem.path)
-        sys.stderr.write(f"{place}: {problem.message}\n")
+            print(printable(f"{row['file']}:{row['line']}: {row['name'] or ''}{address}{row['specifier']}{marker}"))
+    for said, what in (("note: ", result.notes), ("", result.problems)):
+        for one in what:
+            sys.stderr.write(f"{said}{one._replace(path=tree.shown(one.path)).text()}\n")
     return int(Exit.USAGE if result.problems else Exit.OK)
+
+
+def _inside(file: Path) -> str:
+    """A path as seen from the root of the file system: pip, too, reads included files wherever they lie."""
+    return os.path.relpath(file.absolute(), "/")
+
+
+def _everywhere(files: Sequence[Path]) -> Tree:
+    from pipeline.versions.tree import Tree
+
+    given = {_inside(file): str(file) for file in files}
+    absolute = all(file.is_absolute() for file in files)
+
+    class Everywhere(Tree):
+        def shown(self, path: str) -> str:
+            """As it was given; an included file in the manner of the files that were given."""
+            return given.get(path) or (f"/{path}" if absolute else os.path.relpath(f"/{path}"))
+
+    return Everywhere(Path("/"))

@@ -17,10 +17,11 @@ def execute(arguments: argparse.Namespace) -> int:
     """Write what changed, whole; print the path of each changed file; delete nothing."""
     from pipeline import log
     from pipeline.versions import load
+    from pipeline.versions.findings import counted, printable
     from pipeline.versions.sync import sync
 
     changed = sync(arguments.root, load(arguments.root))
     for path in changed:
-        print(path)
-    log.note(f"{len(changed)} files changed" if changed else "every rendered file is up to date")
+        print(printable(path))
+    log.note(f"{counted(len(changed), 'file')} changed" if changed else "every rendered file is up to date")
     return int(Exit.OK)

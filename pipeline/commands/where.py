@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Print one line, or one object, per place."""
-    from pipeline.versions.findings import near
+    from pipeline.versions.findings import near, printable
     from pipeline.versions.source import FILE, load
     from pipeline.versions.where import where
 
@@ -36,5 +36,6 @@ def execute(arguments: argparse.Namespace) -> int:
         print(json.dumps([site._asdict() for site in sites], indent=2))
         return int(Exit.OK)
     for site in sites:
-        print(f"{site.path}:{site.line}: {site.kind}: {site.text}" + (f"  <- {site.wrong}" if site.wrong else ""))
+        wrong = f"  <- {site.wrong}" if site.wrong else ""
+        print(printable(f"{site.path}:{site.line}: {site.kind}: {site.text}{wrong}"))
     return int(Exit.OK)

@@ -15,11 +15,11 @@ from pipeline.contract.files import write_whole
 
 from . import index
 from .check import check_meaning, unified
-from .findings import Finding, near
+from .findings import Finding, counted, near
 from .meaning import collect
 from .metadata import RECORD, Record, Recorded, applicable, dump_record, governed_pins, load_record, python_version
 from .relations import canonical
-from .render import has_templates, render
+from .render import FOLDER, has_templates, render
 from .requirements import Pin
 from .sites import same_version
 from .source import FILE, SourceInvalid, Versions, load, read
@@ -35,10 +35,13 @@ class BumpRefused(UsageError):
 class BumpDisagrees(DriftError):
     """The new versions do not agree with each other or with the tree; nothing was written."""
 
-    def __init__(self, findings: Sequence[Finding]) -> None:
+    def __init__(self, findings: Sequence[Finding], *, templates: bool = True) -> None:
+        by_hand = (
+            f"there is no {FOLDER}/ to render these places from: write the new versions there by hand, then repeat"
+        )
         super().__init__(
             "the new versions do not agree; nothing was written",
-            hint="name further versions in the same command, or correct what is listed",
+            hint="name further versions in the same command, or correct what is listed" if templates else by_hand,
             details=[finding.text() for finding in findings],
         )
         self.findings = tuple(findings)
@@ -194,6 +197,7 @@ class _Bump:
         if wrong and not self.wishes.refresh:
             raise BumpDisagrees(wrong)
         record = dict(known or {}) if not self.wishes.refresh else {}
+        self._unpinned()
         for _ in range(_ROUNDS):
             new = self._checked()
             wanted = [
@@ -203,11 +207,19 @@ class _Bump:
             ]
             if wanted:
                 self._exists(wanted)
-                self.say(f"reading the metadata of {len(wanted)} package{'s' * (len(wanted) > 1)}")
+                self.say(f"reading the metadata of {counted(len(wanted), 'package')}")
                 record |= index.describe(wanted, python_version(new))
             if not self._follow(new, record):
                 break
         return {name: entry for name, entry in record.items() if name in self.pins}
+
+    def _unpinned(self) -> None:
+        """Look up what moves and is pinned nowhere (an ARG alone), where versions.json says which package it is."""
+        new = self._checked()
+        for name in self.moves:
+            packages = self.old.relation(name).packages
+            if packages and not self._packages(name):
+                self._exists([(packages[0], (), new[name])])
 
     def _exists(self, wanted: Sequence[tuple[str, tuple[str, ...], str]]) -> None:
         """Refuse a version that the index lacks, with the nearest that it has."""
@@ -246,7 +258,7 @@ class _Bump:
     def _outcome(self, record: Record | None) -> Bump:
         new = self._checked()
         files: dict[str, bytes] = {FILE: new.text.encode()}
-        if record is not None and not self.wishes.offline:
+        if record or (record is not None and self._before(RECORD) is not None):
             files[RECORD] = dump_record(record)
         if has_templates(self.root):
             files |= render(self.root, new).files
@@ -255,7 +267,7 @@ class _Bump:
         late = ("record",) if self.wishes.offline else ()  # what is recorded later cannot be known now
         findings = [finding for finding in result.findings if finding.rule not in late]
         if findings:
-            raise BumpDisagrees(findings)
+            raise BumpDisagrees(findings, templates=has_templates(self.root))
         shown = sorted(changed, key=lambda path: (path != FILE, path))
         diff = "".join(unified(path, self._before(path) or b"", changed[path], "before", "after") for path in shown)
         return Bump(list(self.moves.values()), changed, diff)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .findings import Finding
+from .findings import Finding, printable
 from .meaning import Meaning, collect, judge
-from .metadata import Record, check_metadata, load_record
+from .metadata import Record, check_metadata, governed_pins, lacking, load_record
 from .render import TemplatesInvalid, has_templates, render
 from .sites import public
 from .source import FILE, Versions, load
@@ -62,7 +63,10 @@ def check_meaning(
     found = [*findings, *wrong, *judged, *check_ties(versions), *pep440(versions, meaning)]
     if record is not None:
         found += check_metadata(versions, meaning, record)
-    return Result(sorted(set(found)), sorted(set(meaning.notes)), unusable)
+    notes = list(meaning.notes)
+    if record is None and not wrong and (missing := lacking(versions, governed_pins(versions, meaning))):
+        (found if missing.rule else notes).append(missing)
+    return Result(sorted(set(found)), sorted(set(notes)), unusable)
 
 
 def pep440(versions: Versions, meaning: Meaning) -> list[Finding]:
@@ -104,6 +108,7 @@ def unified(path: str, before: bytes, after: bytes, was: str, will: str) -> str:
     """A unified diff of two versions of a file, each named by a word."""
     import difflib
 
-    old, new = (data.decode("utf-8", "backslashreplace").splitlines(keepends=True) for data in (before, after))
-    lines = difflib.unified_diff(old, new, f"{path} ({was})", f"{path} ({will})")
+    old, new = (re.findall(r"[^\n]*\n|[^\n]+", data.decode("utf-8", "backslashreplace")) for data in (before, after))
+    shown = printable(path)
+    lines = difflib.unified_diff(old, new, f"{shown} ({was})", f"{shown} ({will})")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

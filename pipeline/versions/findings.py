@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# Controls, what reorders or hides the text around it, and halves of surrogate pairs (bytes of a name that are no text).
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 FORMATS = ("text", "json", "github")
 
 
@@ -39,12 +40,22 @@ class Finding(NamedTuple):
             where += f",line={self.line}"
         if self.column:
             where += f",col={self.column}"
-        return f"::error {where},title=versions::{_escape(self.message)}"
+        return printable(f"::error {where},title=versions::{_escape(self.message)}")
 
 
 def printable(text: str) -> str:
     """A text on one line, without what a terminal would obey."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def printable_diff(diff: str) -> str:
+    """A unified diff, line by line, without what a terminal would obey; tabs stay."""
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in diff.split("\n"))
+
+
+def counted(number: int, what: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _escape(text: str, further: str = "") -> str:
@@ -63,7 +74,7 @@ def render(findings: Iterable[Finding], how: str) -> str:
         return json.dumps([{name: getattr(row, name) for name in fields} for row in rows], indent=2) + "\n"
     if how == "github":
         return "".join(row.github() + "\n" for row in rows)
-    return "".join(row.text() + "\n" + row.diff for row in rows)
+    return "".join(row.text() + "\n" + printable_diff(row.diff) for row in rows)
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """What packages themselves require (`Requires-Dist`, `Requires-Python`), held against the pins.
 
 requirements/recorded.json is a copy of what the index said when a version was last moved; `pipeline bump` keeps it.
-A tree without that file is not asked these questions.
+A tree whose versions.json names no `closures` may do without it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 RECORD = "requirements/recorded.json"
 _HINT = "`pipeline bump --refresh` records it"
+_NAMED = 3  # packages in one message
 
 
 class Recorded(NamedTuple):
@@ -86,6 +87,18 @@ def dump_record(record: Record) -> bytes:
     packages = {name: record[name].to_json() for name in sorted(record)}
     comment = "Written by `pipeline bump`: what the index said that each pinned package requires."
     return (json.dumps({"_comment": comment, "packages": packages}, indent=2) + "\n").encode()
+
+
+def lacking(versions: Versions, pins: Mapping[str, Pin]) -> Finding | None:
+    """That there is no recorded copy, where a pin would be held against one.
+
+    With `closures` a tree says that it wants this; elsewhere it is worth a note (`rule` is empty).
+    """
+    if not pins:
+        return None
+    names = ", ".join(sorted(pins)[:_NAMED]) + " …" * (len(pins) > _NAMED)
+    said = f"is missing, so what {names} require{'s' * (len(pins) == 1)} is not checked; {_HINT}"
+    return Finding(RECORD, 0, 0, said, "record" if versions.closures else "")
 
 
 def governed_pins(versions: Versions, meaning: Meaning) -> dict[str, Pin]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from . import index
 from .check import Result, check_meaning, rendered
-from .findings import Finding
+from .findings import Finding, counted
 from .meaning import collect
 from .metadata import RECORD, Record, Recorded, governed_pins, load_record, python_version
 from .source import load
@@ -24,7 +24,7 @@ def check_online(root: Path, say: Callable[[str], None]) -> Result:
     python = python_version(versions)
     governors = Texts(versions).governors
     wanted = [(name, pin.extras, versions[governors[name]]) for name, pin in sorted(pins.items())]
-    say(f"asking the index for {len(wanted)} packages")
+    say(f"asking the index for {counted(len(wanted), 'package')}")
     fresh: dict[str, Recorded] = {}
     try:
         fresh = index.describe(wanted, python)

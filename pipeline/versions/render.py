@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.contract.errors import UsageError
 
-from .findings import Finding, near
+from .findings import Finding, counted, near
 from .source import FILE, Versions
 from .tree import Tree, Unreadable
 
@@ -31,7 +31,7 @@ class TemplatesInvalid(UsageError):
 
     def __init__(self, findings: list[Finding]) -> None:
         one = len(findings) == 1
-        message = findings[0].text() if one else f"{FOLDER}/ has {len(findings)} errors"
+        message = findings[0].text() if one else f"{FOLDER}/ has {counted(len(findings), 'error')}"
         details = () if one else tuple(finding.text() for finding in findings)
         super().__init__(message, hint=f"correct {FOLDER}/ or {FILE}, then run `pipeline sync`", details=details)
         self.findings = findings

@@ -138,7 +138,7 @@ def _option(tree: Tree, option: Option, above: tuple[str, ...], result: Requirem
     target = posixpath.normpath(posixpath.join(posixpath.dirname(option.path), value))
     place = (option.path, option.line, 0)
     if target in above:
-        circle = " -> ".join([*above[above.index(target) :], target])
+        circle = " -> ".join(map(tree.shown, [*above[above.index(target) :], target]))
         result.problems.append(Finding(*place, f"includes itself: {circle}", "pin"))
     elif target.startswith(("../", "/")) or target == "..":
         result.problems.append(Finding(*place, f"includes {value}, which lies outside the tree", "pin"))

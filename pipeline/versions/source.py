@@ -24,7 +24,7 @@ from typing import NamedTuple
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import UsageError
 
-from .findings import Finding, near
+from .findings import Finding, counted, near
 from .located_json import Document, Member, Value, parse
 from .relations import SUFFIX, Relation, canonical, read_relation, texts
 from .tree import Tree, Unreadable
@@ -41,7 +41,7 @@ class SourceInvalid(UsageError):
 
     def __init__(self, findings: list[Finding]) -> None:
         one = len(findings) == 1
-        message = findings[0].text() if one else f"{FILE} has {len(findings)} errors"
+        message = findings[0].text() if one else f"{FILE} has {counted(len(findings), 'error')}"
         details = () if one else tuple(finding.text() for finding in findings)
         super().__init__(message, hint=f"correct {FILE}, then run `pipeline check`", details=details)
         self.findings = findings

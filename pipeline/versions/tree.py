@@ -65,6 +65,10 @@ class Tree:
         self.root = root
         self.home = root.resolve()
 
+    def shown(self, path: str) -> str:
+        """A path as messages spell it."""
+        return path
+
     def read(self, path: str) -> bytes:
         """The bytes of a file; raise `Unreadable` for a link out of the tree and whatever the system refuses."""
         full = self.root / path

@@ -233,13 +233,46 @@ def test_names_that_are_one_version_move_together(tmp_path: Path, asked: list[st
     assert dict(load(tmp_path)) == {"LONE_VERSION": "1.0", "TWIN_VERSION": "1.0"}
 
 
-def test_without_a_record_nothing_is_asked_of_packages(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_that_is_missing_or_broken(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / RECORD).unlink()
-    assert drift(root) == []
+    said = f"{RECORD}: is missing, so what ffi, flashinfer-python, lone require is not checked; `pipeline bump --refresh` records it"
+    assert texts(drift(root)) == [said]
+    whole = json.loads((root / "versions.json").read_text())
+    plant(root, {"versions.json": json.dumps({**whole, "closures": {}})})
+    assert main(["check", "--root", str(root)]) == 0  # nobody asked for it, but nobody is told that all was checked
+    captured = capsys.readouterr()
+    assert captured.out == "" and f"note: {said}\n" in captured.err
     plant(root, {RECORD: "{"})
     assert any(text.startswith(f"{RECORD}:1:1: ") for text in texts(drift(root)))
     plant(root, {RECORD: '{"packages": {"ffi": []}}'})
     assert f"{RECORD}: the entry of ffi is not one; `pipeline bump --refresh` records it" in texts(drift(root))
+
+
+def test_a_bump_without_templates_says_what_to_write_by_hand(
+    tmp_path: Path, asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    docker = "ARG FFI_VERSION=0.1.5\nFROM scratch\n"
+    root = plant(tmp_path, {"versions.json": source({"FFI_VERSION": "0.1.5"}), "Dockerfile": docker})
+    said = refused(root, ["FFI_VERSION=0.2.0"], capsys, status=3)
+    assert "Dockerfile:1: ARG FFI_VERSION=0.1.5, versions.json says 0.2.0" in said
+    assert "hint: there is no templates/ to render these places from: write the new versions there by hand" in said
+    plant(root, {"Dockerfile": docker.replace("0.1.5", "0.2.0")})
+    assert bump(root, "FFI_VERSION=0.2.0") == 0
+    assert drift(root) == [] and load(root)["FFI_VERSION"] == "0.2.0"
+    assert "1 file written" in capsys.readouterr().err
+
+
+def test_a_version_that_only_an_arg_carries_is_looked_up_too(
+    tmp_path: Path, asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = source({"FLASHINFER_VERSION": "0.7.4", "CUDA_VERSION": "1.0"}, {"FLASHINFER_VERSION": FLASHINFER})
+    template = "ARG FLASHINFER_VERSION={{ FLASHINFER_VERSION }} CUDA_VERSION={{ CUDA_VERSION }}\nFROM scratch\n"
+    root = plant(tmp_path, {"versions.json": text, "templates/Dockerfile.j2": template})
+    sync(root, load(root))
+    assert "nearest is FLASHINFER_VERSION=0.7.4" in refused(root, ["FLASHINFER_VERSION=0.7.5"], capsys)
+    assert bump(root, "FLASHINFER_VERSION=0.8.0", "CUDA_VERSION=2.0") == 0  # nothing says that CUDA is a package
+    assert not (root / RECORD).exists()
+    assert asked == ["flashinfer-python for "] * 2
 
 
 def test_a_build_of_torch_must_fit_cuda(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.versions.dockerfile import ENGINE, NEWEST, Frontend, named_by, read
@@ -239,12 +239,14 @@ def test_the_syntax_line_names_the_frontend(syntax: str, frontend: Frontend) -> 
     assert named_by(syntax) == frontend
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.text())
 def test_no_text_makes_it_raise(text: str) -> None:
     for frontend in (ENGINE, NEWEST):
         read(text, frontend=frontend)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.text(alphabet="ARGFOM abc=${}:-+?#%/\\'\"\n\t<`", max_size=200))
 def test_no_near_dockerfile_makes_it_raise(text: str) -> None:
     for frontend in (ENGINE, NEWEST):
@@ -254,6 +256,7 @@ def test_no_near_dockerfile_makes_it_raise(text: str) -> None:
         assert all(1 <= problem.line <= count for problem in found.problems)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.text(min_size=1).filter(lambda text: not set(text) & set("\n'\ufeff")))
 def test_single_quotes_keep_everything(text: str) -> None:
     found = read(f"FROM scratch\nARG V='{text}'\n")

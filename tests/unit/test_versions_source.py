@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from versions_trees import source, texts
 
@@ -113,6 +113,7 @@ def test_a_missing_or_unreadable_file_is_one_line(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.text())
 def test_no_text_makes_it_raise_anything_else(text: str) -> None:
     try:
@@ -121,6 +122,7 @@ def test_no_text_makes_it_raise_anything_else(text: str) -> None:
         assert error.findings
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.text(alphabet='{}[]":,\\ \n1ae', max_size=80))
 def test_no_near_json_makes_it_raise_anything_else(text: str) -> None:
     try:
