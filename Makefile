@@ -24,7 +24,7 @@ TUNE_OPTIONS = $(PLAN_OPTIONS) $(if $(BASE_IMAGE),--base-image "$$BASE_IMAGE") $
   $(if $(filter 0 no false off,$(BAKE_JIT)),--no-bake-jit) $(if $(call on,$(REQUIRE_IDLE)),--require-idle) \
   $(if $(call on,$(ACCEPT_BASE_VERSIONS)),--accept-base-versions)
 
-.PHONY: help image tune plan verify sync check engine test test-unit test-tune test-engine lint bench clean
+.PHONY: help image tune plan verify sync check engine test test-unit test-tune test-engine test-release lint bench clean
 
 help: ## list targets and variables
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,8 +81,11 @@ test-tune: $(VENV)/ready $(TUNE_VENV)/ready ## the real AutoTuner on CPU ranks, 
 test-engine: $(VENV)/ready ## tests against the real Docker Engine, which they start
 	@$(VENV)/bin/python -m pytest -q tests/engine
 
+test-release: $(VENV)/ready ## tests against a real registry, which they install and start
+	@$(VENV)/bin/python -m pytest -q tests/release
+
 test: $(VENV)/ready $(TUNE_VENV)/ready ## all tests that this machine can run
-	@$(TUNE_TESTS) $(VENV)/bin/python -m pytest -q tests/unit tests/tune tests/engine
+	@$(TUNE_TESTS) $(VENV)/bin/python -m pytest -q tests/unit tests/tune tests/engine tests/release
 
 bench: $(VENV)/ready ## figures of speed and memory
 	@$(VENV)/bin/python -m bench

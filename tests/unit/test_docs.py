@@ -11,9 +11,9 @@ FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PATHS = (ROOT / "docs" / "paths.md").read_text(encoding="utf-8")
 
-# Strings that are no places: parts of other paths, patterns, and URLs of the Engine API.
+# Strings that are no places: parts of other paths, patterns, and URLs of the Engine API and of registries.
 NOT_PLACES = re.compile(
-    r"^/(_ping|version|info|images|containers|stat|ca.pem|cert.pem|key.pem)\b|^/$|^//|[{}<>()?\\*%:]| "
+    r"^/(_ping|version|info|images|containers|stat|ca.pem|cert.pem|key.pem|v2|blobs|manifests|referrers|tags)\b|^/$|^//|[{}<>()?\\*%:]| "
 )
 
 

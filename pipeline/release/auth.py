@@ -1,0 +1,99 @@
+"""Answering a registry's challenge: Basic, or Bearer with a token from the realm that the registry names."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import requests
+
+from pipeline.cache.finding import shown
+
+from .answers import judge
+from .credentials import Login
+from .errors import AnswerInvalid, Unauthorized
+
+_PART = re.compile(r'([A-Za-z_-]+)=(?:"([^"]*)"|([^\s,]+))')
+_CLIENT = "tuned-image-pipeline"
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """`WWW-Authenticate` in its parts: `basic` or `bearer`, and what follows."""
+
+    scheme: str
+    parts: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def parse(header: str) -> Challenge:
+        """Read the header; unknown schemes are returned as they are."""
+        scheme, _, rest = header.strip().partition(" ")
+        return Challenge(scheme.lower(), {k.lower(): quoted or plain for k, quoted, plain in _PART.findall(rest)})
+
+
+def basic(login: Login) -> str:
+    """The header's value for a user and a password."""
+    return "Basic " + base64.b64encode(f"{login.username}:{login.password}".encode()).decode()
+
+
+def answer(
+    session: requests.Session,
+    challenge: Challenge,
+    login: Login | None,
+    scope: str,
+    *,
+    host: str,
+    timeout: tuple[float, float],
+) -> str:
+    """The value of `Authorization` that answers a challenge for `scope` (`repository:<name>:pull,push`).
+
+    Raises `Unauthorized` where there is no login and one is needed, or the realm refuses; `AnswerInvalid` where the
+    realm is no safe address or answers no token.
+    """
+    if challenge.scheme == "basic":
+        if login is None:
+            raise Unauthorized(
+                f"{host} wants a password and none is known for it",
+                hint=f"`docker login {host}`; credentials are read from Docker's config.json",
+            )
+        return basic(login)
+    if challenge.scheme != "bearer" or "realm" not in challenge.parts:
+        raise AnswerInvalid(f"{host} wants authentication of a kind that is not known: {shown(challenge.scheme, 40)}")
+    return "Bearer " + _token(session, challenge, login, scope, host=host, timeout=timeout)
+
+
+def _token(
+    session: requests.Session,
+    challenge: Challenge,
+    login: Login | None,
+    scope: str,
+    *,
+    host: str,
+    timeout: tuple[float, float],
+) -> str:
+    realm = challenge.parts["realm"]
+    place = urlsplit(realm)
+    if place.scheme != "https" and not (place.scheme == "http" and _same_loopback(place.hostname or "", host)):
+        raise AnswerInvalid(f"{host} sends passwords to {shown(realm, 80)}, which is not encrypted")
+    asked = {"service": challenge.parts.get("service", ""), "scope": scope}
+    if login is not None and login.identity_token:  # OAuth 2, as Docker's token server takes it
+        form = {"grant_type": "refresh_token", "refresh_token": login.identity_token, "client_id": _CLIENT, **asked}
+        response = session.post(realm, data=form, timeout=timeout, stream=True)
+    else:
+        headers = {"Authorization": basic(login)} if login is not None else {}
+        response = session.get(realm, params=asked, headers=headers, timeout=timeout, stream=True)
+    judge(response, (200,), f"a token for {scope}", place.netloc.rpartition("@")[2])
+    try:
+        value = response.json()
+        return str(value.get("token") or value["access_token"])
+    except (ValueError, KeyError, AttributeError) as error:
+        raise AnswerInvalid(f"{shown(place.netloc, 80)} answered no token") from error
+
+
+def _same_loopback(realm_host: str, host: str) -> bool:
+    from .reference import is_loopback
+
+    return is_loopback(realm_host) and is_loopback(host)

@@ -1,0 +1,94 @@
+"""Starting Debian's docker-registry, and what tests of registries share."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+USER, PASSWORD = "builder", "pa55-word+of/builder"
+
+
+@dataclass(frozen=True)
+class Running:
+    """A registry: its host, where its files lie, what it logged."""
+
+    host: str
+    data: Path
+    log: Path
+
+    def blobs(self) -> set[str]:
+        """Hex digests of all blobs that are stored."""
+        return {path.parent.name for path in self.data.glob("docker/registry/v2/blobs/sha256/*/*/data")}
+
+
+@dataclass(frozen=True)
+class Secured(Running):
+    """A registry with TLS, whose certificate `ca` alone vouches for."""
+
+    ca: Path
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@contextmanager
+def running(
+    folder: Path, config: dict[str, object] | None = None, http: dict[str, Any] | None = None
+) -> Iterator[Running]:
+    """Start docker-registry with its files below `folder`; end it on leaving."""
+    port = free_port()
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = {
+        "version": "0.1",
+        "log": {"level": "info", "accesslog": {"disabled": False}},
+        "storage": {"filesystem": {"rootdirectory": str(folder / "data")}, "delete": {"enabled": True}},
+        "http": {"addr": f"127.0.0.1:{port}", **(http or {})},
+        **(config or {}),
+    }
+    (folder / "config.yml").write_text(json.dumps(whole))  # JSON is YAML
+    log = folder / "registry.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            ["docker-registry", "serve", str(folder / "config.yml")], stdout=out, stderr=subprocess.STDOUT,
+            env={"PATH": os.environ["PATH"], "OTEL_TRACES_EXPORTER": "none"},
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            assert process.poll() is None, log.read_text()
+            with socket.socket() as one:
+                if one.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        else:
+            raise AssertionError(log.read_text())
+        yield Running(f"127.0.0.1:{port}", folder / "data", log)
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def auth_of(user: str, password: str) -> dict[str, str]:
+    return {"auth": base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+def command(*words: object, env: dict[str, str] | None = None) -> str:
+    """Run a program that must succeed, and return what it printed."""
+    done = subprocess.run(
+        list(map(str, words)), env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
