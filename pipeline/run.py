@@ -34,8 +34,9 @@ _KEPT = {
 }  # fmt: skip
 _KEPT_PREFIXES = (
     "PIP_", "SSL_CERT_", "DOCKER_", "BUILDX_", "BUILDKIT_", "APT_", "DEB", "FLASHINFER_", "PIPELINE_",
-    "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "OMP_", "MKL_", "TORCH", "COSIGN_",
+    "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "OMP_", "MKL_", "TORCH",
 )  # fmt: skip
+_SECRETS = {"DOCKER_AUTH_CONFIG"}  # although their prefix is kept: whoever needs one is handed it
 _PROXIES = {"http_proxy", "https_proxy", "no_proxy", "all_proxy", "ftp_proxy"}
 _TAIL = 20
 
@@ -95,7 +96,7 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name in _KEPT or name.startswith(_KEPT_PREFIXES) or name.lower() in _PROXIES
+        if name not in _SECRETS and (name in _KEPT or name.startswith(_KEPT_PREFIXES) or name.lower() in _PROXIES)
     }
     kept.setdefault("PATH", os.defpath)
     kept.setdefault("LANG", "C.UTF-8")

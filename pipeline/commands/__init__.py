@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("verify", "check a finished image: nothing is tuned again"),
     "explain": ("explain", "say whether a cache would be used here, and if not, why"),
     "cache": ("cache", "list, compare, merge, export and prune tuned caches"),
+    "attest": ("attest", "check what proves an image in a registry: signature, provenance, SBOM, verdict"),
     "sync": ("sync", "render docker/ and requirements/ from versions.json"),
     "check": ("check", "prove that every version agrees with versions.json"),
     "bump": ("bump", "move a version, and everything that is tied to it"),

@@ -62,3 +62,19 @@ class BlobBroken(PublishError):
 
 class AnswerInvalid(PublishError):
     """Something answers that does not speak the OCI distribution protocol."""
+
+
+class AnnotationsLost(PublishError):
+    """What was pushed came back without its annotations, or is not listed where it was attached."""
+
+
+class SigningFailed(PublishError):
+    """cosign could not sign."""
+
+
+class CosignMissing(PublishError):
+    """cosign is not installed."""
+
+
+class KeyUnusable(UsageError):
+    """A signing or verification key cannot be read, or its password is missing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
+LAYER_GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
 EMPTY = "application/vnd.oci.empty.v1+json"  # the config of an artifact: the two bytes `{}`
 OCTETS = "application/octet-stream"
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
@@ -17,6 +18,9 @@ AUTOTUNE = "application/vnd.tuned-image-pipeline.autotune.manifest.v1"
 AUTOTUNE_JSON = "application/vnd.tuned-image-pipeline.autotune.manifest.v1+json"
 VERDICT = "application/vnd.tuned-image-pipeline.verdict.v1"
 VERDICT_JSON = "application/vnd.tuned-image-pipeline.verdict.v1+json"
+
+CYCLONEDX = "application/vnd.cyclonedx+json"  # as registered with IANA
+SPDX = "application/spdx+json"
 
 # A tuned cache on its own.
 CACHE = "application/vnd.tuned-image-pipeline.cache.v1"

@@ -46,7 +46,8 @@ class Registry(Blobs):
     def __init__(self, host: str, credentials: Credentials | None = None, patience: Patience | None = None) -> None:
         self.host = host
         self.patience = patience or Patience()
-        self._http = Transport(host, Credentials.load() if credentials is None else credentials, self.patience)
+        self.credentials = Credentials.load() if credentials is None else credentials
+        self._http = Transport(host, self.credentials, self.patience)
 
     def __enter__(self) -> Registry:
         return self

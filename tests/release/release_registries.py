@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,3 +94,28 @@ def command(*words: object, env: dict[str, str] | None = None) -> str:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """Argument vectors of every process of this machine that was alive at some moment, looked at all the time."""
+    seen: set[str] = set()
+    found: list[str] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    if words not in seen:
+                        seen.add(words)
+                        found.append(words)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join(10)

@@ -1,0 +1,39 @@
+"""`pipeline attest verify IMAGE`: is all there that proves an image in a registry, and does it fit?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `attest`."""
+    actions = parser.add_subparsers(dest="action", metavar="verify", required=True)
+    verify = actions.add_parser(
+        "verify", help="check signature, provenance, SBOM, autotune manifest, verdict", allow_abbrev=False
+    )
+    verify.add_argument("image", metavar="IMAGE", help="registry/repository[:tag][@digest]")
+    verify.add_argument("--key", default="", metavar="FILE", help="the public key, cosign.pub, or env://NAME")
+    verify.add_argument(
+        "--transparency-log", action="store_true", help="the signature must be in the public log as well"
+    )
+    verify.add_argument("--json", action="store_true", help="as JSON on stdout")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Say of each thing how it stands; exit 8 unless all of it is there and fits."""
+    from pipeline.release.examine import examine
+    from pipeline.release.reference import Reference
+    from pipeline.release.registry import Registry
+
+    reference = Reference.in_registry(arguments.image)
+    with Registry(reference.registry) as registry:
+        found = examine(registry, reference, arguments.key, transparency_log=arguments.transparency_log)
+    if arguments.json:
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        print(f"{found.image} is {found.digest}")
+        for answer in found.answers:
+            print(f"  {answer}")
+    found.demand()
+    return 0

@@ -1,0 +1,171 @@
+"""cosign signatures by a key: made and checked by digest, without a public transparency log unless asked.
+
+cosign is handed nothing secret by argument: the key is a file or `env://NAME`, its password is in `COSIGN_PASSWORD`,
+and the registry's login lies in a config.json of its own for the time that it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.cache.finding import shown
+from pipeline.run import ProcessFailed, ProgramMissing, find_program, run
+
+from .credentials import docker_config_for
+from .errors import CosignMissing, KeyUnusable, SigningFailed
+from .reference import Reference
+from .registry import Registry
+from .tls import folders, is_plain
+
+PASSWORD = "COSIGN_PASSWORD"  # the variable's name, not a password  # noqa: S105
+_BY_VARIABLE = "env://"
+_TIMEOUT = 300.0  # seconds
+_HINT = (
+    "Debian 13 has it: `apt-get install cosign` (on Debian 12 once `pipeline engine up` "
+    "has added Debian 13's source, pinned); elsewhere it is one static program: put it on PATH"
+)
+
+
+@dataclass(frozen=True)
+class Signer:
+    """A private key, as a file or `env://NAME`, and whether signatures go into the public transparency log."""
+
+    key: str
+    transparency_log: bool = False
+
+    def check(self) -> None:
+        """Look before anything is pushed: raise `CosignMissing` or `KeyUnusable`."""
+        _cosign()
+        check_key(self.key)
+        if PASSWORD not in os.environ:
+            raise KeyUnusable(
+                f"{PASSWORD} is not set, and {shown(self.key)} is encrypted with it",
+                hint=f"export {PASSWORD}, empty where the key has no password",
+            )
+
+
+def check_key(key: str) -> None:
+    """Raise `KeyUnusable` when a key, private or public, is neither a readable file nor `env://NAME` that is set."""
+    if key.startswith(_BY_VARIABLE):
+        if not os.environ.get(key.removeprefix(_BY_VARIABLE)):
+            raise KeyUnusable(
+                f"{shown(key)}: that variable is not set", hint="env://NAME names a variable with the key"
+            )
+        return
+    try:
+        begun = Path(key).read_bytes()[:64] if Path(key).is_file() else b""
+    except OSError as error:
+        raise KeyUnusable(f"{shown(key)} cannot be read: {error.strerror}") from error
+    if not begun.startswith(b"-----BEGIN "):
+        raise KeyUnusable(
+            f"{shown(key)} is not a key file" if begun else f"there is no key file {shown(key)}",
+            hint="`cosign generate-key-pair` makes cosign.key and cosign.pub",
+        )
+
+
+def signature_tag(digest: str) -> str:
+    """Where cosign keeps the signatures of a digest."""
+    return digest.replace(":", "-", 1) + ".sig"
+
+
+def sign(registry: Registry, subject: Reference, signer: Signer, *, log: Path | None = None) -> bool:
+    """Sign `subject`, which has a digest; False where this key has signed it already.
+
+    Raises `CosignMissing`, `KeyUnusable`, or `SigningFailed` with cosign's last lines.
+    """
+    assert subject.digest, "only a digest is signed: a tag may move meanwhile"
+    signer.check()
+    if registry.resolve(subject.repository, signature_tag(subject.digest)) and _signed_by(registry, subject, signer):
+        return False
+    words = ["sign", "--yes", f"--tlog-upload={str(signer.transparency_log).lower()}", f"--key={signer.key}"]
+    with _prepared(registry, subject, secrets=_secrets(signer.key)) as (options, env):
+        try:
+            run([_cosign(), *words, *options, str(subject.at(subject.digest))], env=env, log=log, timeout=_TIMEOUT)
+        except ProcessFailed as error:
+            raise SigningFailed(
+                f"cosign could not sign {subject}: {_last(error)}",
+                hint=f"is {PASSWORD} the key's password, and may this user push to the repository?",
+                details=error.details,
+                log=error.log,
+            ) from error
+    return True
+
+
+def verify(registry: Registry, subject: Reference, key: str, *, transparency_log: bool = False) -> str:
+    """Check that `key` (public: a file or `env://NAME`) signed the digest of `subject`.
+
+    Returns what is wrong as one line, empty when nothing is. Raises `CosignMissing` or `KeyUnusable`.
+    """
+    check_key(key)
+    words = ["verify", f"--insecure-ignore-tlog={str(not transparency_log).lower()}", f"--key={key}"]
+    variable = {key.removeprefix(_BY_VARIABLE): os.environ[key.removeprefix(_BY_VARIABLE)]} if _by_variable(key) else {}
+    with _prepared(registry, subject, secrets=variable) as (options, env):
+        try:
+            run([_cosign(), *words, *options, str(subject.at(subject.digest))], env=env, capture=True, timeout=_TIMEOUT)
+        except ProcessFailed as error:
+            return _last(error)
+    return ""
+
+
+def _signed_by(registry: Registry, subject: Reference, signer: Signer) -> bool:
+    with tempfile.TemporaryDirectory(prefix="key-") as folder:
+        public = Path(folder) / "cosign.pub"
+        command = [_cosign(), "public-key", f"--key={signer.key}", f"--outfile={public}"]
+        try:
+            run(command, env=_secrets(signer.key), capture=True, timeout=_TIMEOUT)
+        except ProcessFailed as error:
+            raise KeyUnusable(
+                f"cosign cannot use {shown(signer.key)}: {_last(error)}", hint=f"is {PASSWORD} its password?"
+            ) from error
+        return verify(registry, subject, str(public), transparency_log=signer.transparency_log) == ""
+
+
+def _by_variable(key: str) -> bool:
+    return key.startswith(_BY_VARIABLE)
+
+
+def _secrets(key: str) -> dict[str, str]:
+    """What cosign alone is told: run() hands these variables to no child by itself."""
+    names = [PASSWORD, *([key.removeprefix(_BY_VARIABLE)] if _by_variable(key) else [])]
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+@contextlib.contextmanager
+def _prepared(
+    registry: Registry, subject: Reference, *, secrets: Mapping[str, str]
+) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Options and environment for cosign: the registry's login and authorities, in files for as long as it runs."""
+    with (
+        docker_config_for([subject.registry], registry.credentials) as config,
+        tempfile.TemporaryDirectory(prefix="authorities-") as folder,
+    ):
+        options = ["--allow-http-registry=true"] if is_plain(subject.registry) else []
+        authorities = [path for place in folders(subject.registry) for path in sorted(place.glob("*.crt"))]
+        bundle = os.environ.get("REQUESTS_CA_BUNDLE", "")
+        authorities += [Path(bundle)] if bundle and Path(bundle).is_file() else []
+        if authorities and not is_plain(subject.registry):
+            whole = Path(folder) / "authorities.pem"
+            whole.write_bytes(b"\n".join(path.read_bytes() for path in authorities))
+            options.append(f"--registry-cacert={whole}")
+        yield options, {"DOCKER_CONFIG": str(config), **secrets}
+
+
+def _cosign() -> str:
+    try:
+        return find_program("cosign", hint=_HINT)
+    except ProgramMissing as error:
+        raise CosignMissing("cosign is not installed, and signatures need it", hint=_HINT) from error
+
+
+def _last(error: ProcessFailed) -> str:
+    """cosign's own last words without its boilerplate, else how it ended."""
+    said = [
+        line for line in error.details if line.strip() and not line.startswith(("WARNING", "main.go", "error during"))
+    ]
+    words = next((line for line in reversed(said) if line.startswith("Error: ")), said[-1] if said else error.message)
+    return shown(words.removeprefix("Error: "), 300)

@@ -1,0 +1,260 @@
+"""Attachments, signatures and `attest verify`, with the real cosign, oras and skopeo as the other side."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+import release_samples as samples
+from release_registries import PASSWORD, USER, auth_of, command, watched
+from test_release_registry import NOBODY, QUICK
+
+from pipeline.contract.exits import Exit
+from pipeline.release import attach, contents, errors, media, sbom, sign
+from pipeline.release.registry import Registry
+from pipeline.release.seal import seal
+from pipeline.release.sign import Signer
+
+SBOM = sbom.make(
+    contents.Contents((contents.Package("python", "torch", "2.13.0", licence="BSD-3-Clause", sha256="0" * 64),)),
+    name="tuned/tiny", config_digest="sha256:" + "1" * 64, created=datetime(2026, 1, 1, tzinfo=UTC),
+)  # fmt: skip
+
+
+@pytest.fixture
+def keys(tmp_path, programs, monkeypatch):
+    monkeypatch.setenv("COSIGN_PASSWORD", samples.KEY_PASSWORD)
+    return samples.key_pair(tmp_path / "keys")
+
+
+def everything(sample, *without):
+    made = {
+        "autotune": attach.autotune(sample.autotune),
+        "verdict": attach.verdict(sample.verdict),
+        "sbom": attach.sbom(SBOM),
+    }
+    return [one for name, one in made.items() if name not in without]
+
+
+def states(done):
+    told = json.loads(done.stdout)
+    assert (told["result"] == "pass") == (done.returncode == 0)
+    return {check["name"]: (check["state"], check["what"]) for check in told["checks"]}
+
+
+def test_sealed_verified_and_read_by_others(plain, keys, pipeline, tmp_path):
+    private, public = keys
+    with Registry(plain.host, NOBODY, QUICK) as registry:
+        sample = samples.push(registry, "trust/whole", tmp_path)
+        made = seal(registry, sample.reference, everything(sample), Signer(str(private)))
+        before = plain.blobs()
+        assert (
+            seal(registry, sample.reference, everything(sample), Signer(str(private))) == made
+        )  # goes on, adds nothing
+        assert plain.blobs() == before
+    done = pipeline("attest", "verify", sample.reference, "--key", public, "--json")
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = states(done)
+    assert {state for state, _ in found.values()} == {"ok"} and set(found) == {
+        "signature", "provenance", "sbom", "autotune", "verdict", "annotations",
+    }  # fmt: skip
+    done = pipeline("attest", "verify", sample.reference)  # no key: said, and not taken for checked
+    assert done.returncode == Exit.PUBLISH and "unchecked signature" in done.stdout
+    name = str(sample.reference)
+    command("cosign", "verify", "--key", public, "--insecure-ignore-tlog=true", name)
+    told = json.loads(command("oras", "discover", "--plain-http", "--format", "json", name))
+    kinds = {m["artifactType"]: m for m in told["manifests"]}
+    assert set(kinds) == {media.AUTOTUNE, media.VERDICT, media.CYCLONEDX}
+    pulled = tmp_path / "pulled"
+    command("oras", "pull", "--plain-http", "-o", pulled, kinds[media.AUTOTUNE]["reference"])
+    assert (pulled / "manifest.json").read_bytes() == sample.autotune
+    raw = samples.inspect(f"{plain.host}/trust/whole@{kinds[media.VERDICT]['digest']}")
+    assert raw["subject"]["digest"] == sample.reference.digest and raw["config"]["mediaType"] == media.EMPTY
+
+
+def test_everything_that_is_missing_is_said_at_once(plain, keys, pipeline, tmp_path):
+    with Registry(plain.host, NOBODY, QUICK) as registry:
+        sample = samples.push(registry, "trust/bare", tmp_path, annotate=False, provenance=None)
+    done = pipeline("attest", "verify", sample.reference, "--key", keys[1], "--json")
+    assert done.returncode == Exit.PUBLISH and "6 of 6" in done.stderr
+    assert {state for state, _ in states(done).values()} == {"missing"}
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"config_digest": "sha256:" + "0" * 64}, "is of config"),
+        ({"cache_diff_id": "sha256:" + "0" * 64}, "is of the cache layer"),
+        ({"manifest_sha256": "0" * 64}, "other manifests"),
+        ({"level": "static"}, "static only"),
+        ({"result": "fail", "findings": ("a miss",)}, "says fail"),
+    ],
+)
+def test_a_verdict_that_does_not_fit_is_wrong(change, what, plain, pipeline, tmp_path):
+    with Registry(plain.host, NOBODY, QUICK) as registry:
+        sample = samples.push(registry, f"trust/verdict{abs(hash(what)) % 10**6}", tmp_path)
+        seal(registry, sample.reference, [attach.verdict(replace(sample.verdict, **change))])
+        state, said = states(pipeline("attest", "verify", sample.reference, "--json"))["verdict"]
+        assert state == "wrong" and what in said
+        seal(registry, sample.reference, [attach.verdict(sample.verdict)])  # beside a right one it does no harm
+        assert states(pipeline("attest", "verify", sample.reference, "--json"))["verdict"][0] == "ok"
+
+
+def test_what_others_attached_or_signed_does_not_count(plain, keys, pipeline, tmp_path):
+    """Whoever may push can attach: only what the key signed proves anything."""
+    _private, public = keys
+    stranger, _ = samples.key_pair(tmp_path / "stranger")
+    with Registry(plain.host, NOBODY, QUICK) as registry:
+        sample = samples.push(registry, "trust/others", tmp_path, provenance="sha256:" + "0" * 64)
+        other = samples.push(registry, "trust/others", tmp_path, tactic=5)
+        seal(registry, sample.reference, [attach.autotune(other.autotune)], Signer(str(stranger)))
+        for one in everything(sample, "autotune"):
+            attach.attach(
+                registry, "trust/others", registry.manifest("trust/others", sample.reference.digest).descriptor(), one
+            )
+    found = states(pipeline("attest", "verify", sample.reference, "--key", public, "--json"))
+    assert found["signature"][0] == "wrong"
+    assert found["provenance"] == ("wrong", "its subject is another image")
+    assert found["verdict"][0] == found["sbom"][0] == "wrong" and "no signature" in found["verdict"][1]
+    assert found["autotune"][0] == "missing"
+
+
+def test_junk_among_the_attachments_is_an_answer_and_no_traceback(plain, pipeline, tmp_path):
+    with Registry(plain.host, NOBODY, QUICK) as registry:
+        sample = samples.push(registry, "trust/junk", tmp_path)
+        junk = [
+            attach.Attachment(kind, kind, content, "junk")
+            for kind in (media.VERDICT, media.CYCLONEDX, media.AUTOTUNE)
+            for content in (b"\xff", b"[]", b"[" * 100_000, b'{"schema": 1}')
+        ]
+        seal(registry, sample.reference, junk)
+    found = states(pipeline("attest", "verify", sample.reference, "--json"))
+    assert found["verdict"][0] == found["sbom"][0] == "wrong" and found["autotune"][0] == "missing"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "what"),
+    [
+        (("127.0.0.1:1/none/here:x",), Exit.PUBLISH, "no connection"),
+        (("HOST/none/here:x",), Exit.PUBLISH, "there is no"),
+        (("tuned/tiny:x",), Exit.USAGE, "names no registry"),
+        (("HOST/none:x", "--key", "/none/cosign.pub"), Exit.USAGE, "no key file"),
+        (("HOST/none:x", "--key", "env://UNSET_FOR_SURE"), Exit.USAGE, "is not set"),
+    ],
+)
+def test_bad_input_is_one_line(words, code, what, plain, pipeline):
+    done = pipeline("attest", "verify", *(word.replace("HOST", plain.host) for word in words))
+    assert done.returncode == code and what in done.stderr and "hint: " in done.stderr, done.stderr
+
+
+def test_annotations_that_do_not_come_back_fail(faulty, tmp_path):
+    with Registry(faulty.host, NOBODY, QUICK) as registry:
+        sample = samples.push(registry, "trust/lost", tmp_path)
+        attach.check_annotations(registry, "trust/lost", sample.reference.digest, {})
+        with pytest.raises(errors.AnnotationsLost, match="without a, c") as caught:
+            attach.check_annotations(registry, "trust/lost", sample.reference.digest, {"a": "b", "c": "d"})
+        assert caught.value.exit_code == Exit.PUBLISH and "containerd" in caught.value.hint
+
+
+def test_signing_says_what_is_wrong(plain, keys, tmp_path, monkeypatch):
+    private, public = keys
+    with Registry(plain.host, NOBODY, QUICK) as registry:
+        sample = samples.push(registry, "trust/signing", tmp_path)
+        monkeypatch.setenv("COSIGN_PASSWORD", "not the password")
+        with pytest.raises(errors.SigningFailed) as caught:
+            sign.sign(registry, sample.reference, Signer(str(private)))
+        assert "not the password" not in str(caught.value) + "".join(caught.value.details)
+        assert "signature" not in str(registry.tags("trust/signing"))
+        monkeypatch.delenv("COSIGN_PASSWORD")
+        with pytest.raises(errors.KeyUnusable, match="COSIGN_PASSWORD is not set"):
+            Signer(str(private)).check()
+        monkeypatch.setenv("COSIGN_PASSWORD", samples.KEY_PASSWORD)
+        monkeypatch.setenv("SIGNING_KEY", private.read_text())
+        assert sign.sign(registry, sample.reference, Signer("env://SIGNING_KEY"))
+        assert not sign.sign(registry, sample.reference, Signer("env://SIGNING_KEY"))
+        assert sign.verify(registry, sample.reference, str(public)) == ""
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(errors.CosignMissing, match="not installed") as missing:
+            Signer("env://SIGNING_KEY").check()
+        assert "apt-get install cosign" in missing.value.hint
+
+
+def test_no_secret_is_seen_by_anyone(guarded, docker_home, keys, tmp_path, monkeypatch):
+    """Passwords and keys: in no argument of any process, no log, no blob of the registry, and no other child's environment."""
+    private, public = keys
+    monkeypatch.setenv("DOCKER_AUTH_CONFIG", json.dumps({"auths": {guarded.host: auth_of(USER, PASSWORD)}}))
+    auth = auth_of(USER, PASSWORD)["auth"]
+    key = private.read_text()
+    secrets = [PASSWORD, auth, samples.KEY_PASSWORD, *[line for line in key.splitlines() if len(line) > 40]]
+    monkeypatch.setenv("SIGNING_KEY", key)
+    log = tmp_path / "log"
+    with Registry(guarded.host, patience=QUICK) as registry, watched() as seen:
+        sample = samples.push(registry, "trust/secret", tmp_path)
+        seal(registry, sample.reference, everything(sample), Signer("env://SIGNING_KEY"), log=log)
+        assert sign.verify(registry, sample.reference, str(public)) == ""
+    told = "\n".join(seen)
+    assert "cosign" in told and "--key=env://SIGNING_KEY" in told, "the watcher saw nothing"
+    files = [log, guarded.log, *guarded.data.glob("docker/registry/v2/blobs/sha256/*/*/data")]
+    assert len(files) > 8 and log.stat().st_size > 0
+    for secret in secrets:
+        assert secret not in told
+        assert [path for path in files if secret.encode() in path.read_bytes()] == []
+    assert list(docker_home.iterdir()) == []
+
+
+def test_a_registry_that_breaks_while_attaching_leaves_no_tag(faulty, keys, tmp_path):
+    private, _ = keys
+    with Registry(faulty.host, NOBODY, QUICK) as registry:
+        sample = samples.push(registry, "trust/half", tmp_path)
+        faulty.fail(method="PUT", path="manifests/sha256:", status=507)
+        with pytest.raises(errors.RegistryFull):
+            seal(registry, sample.reference, everything(sample), Signer(str(private)))
+        assert [tag for tag in registry.tags("trust/half") if not tag.startswith("sha256-")] == []
+        faulty.faults.clear()
+        seal(registry, sample.reference, everything(sample), Signer(str(private)))
+        assert len(registry.referrers("trust/half", sample.reference.digest)) == 3
+
+
+def test_signing_behind_a_password_and_tls(logged_in, trusted, keys, pipeline, tmp_path):
+    private, public = keys
+    for host in (logged_in.host, trusted.host):
+        with Registry(host, patience=QUICK) as registry:
+            sample = samples.push(registry, "trust/guarded", tmp_path / host)
+            seal(registry, sample.reference, everything(sample), Signer(str(private)))
+        done = pipeline("attest", "verify", sample.reference, "--key", public, "--json")
+        assert done.returncode == 0, done.stderr + done.stdout
+
+
+def test_an_sbom_is_the_same_each_time_and_valid():
+    packages = (
+        contents.Package("python", "torch", "2.13.0+cpu", licence="BSD-3-Clause", sha256="0" * 64),
+        contents.Package("python", "odd", "1", licence_name="Anyone may use it"),
+        *contents.debian(
+            "Package: libc6\nStatus: install ok installed\nArchitecture: amd64\nVersion: 2.36-9+deb12u1\n"
+            "Description: GNU C Library\n more\n\nPackage: gone\nStatus: deinstall ok config-files\nVersion: 1\n"
+        ),
+    )
+    whole = contents.Contents(packages, {"ID": "debian", "VERSION_ID": "12"})
+    given = {"name": "tuned/tiny", "config_digest": "sha256:" + "1" * 64, "created": datetime(2026, 1, 1, tzinfo=UTC)}
+    once, again = sbom.make(whole, **given), sbom.make(whole, **given)
+    assert once == again
+    told = json.loads(once)
+    assert told["bomFormat"] == "CycloneDX" and told["specVersion"] == "1.6"
+    purls = {c["name"]: c["purl"] for c in told["components"]}
+    assert purls == {
+        "torch": "pkg:pypi/torch@2.13.0%2Bcpu", "odd": "pkg:pypi/odd@1",
+        "libc6": "pkg:deb/debian/libc6@2.36-9%2Bdeb12u1?arch=amd64&distro=debian-12",
+    }  # fmt: skip
+    torch = next(c for c in told["components"] if c["name"] == "torch")
+    assert torch["licenses"] == [{"license": {"id": "BSD-3-Clause"}}] and torch["hashes"][0]["content"] == "0" * 64
+    assert sbom.make(replace(whole, packages=packages[:1]), **given) != once
+
+
+def test_cosign_is_needed_only_for_signatures(plain, pipeline, tmp_path):
+    with Registry(plain.host, NOBODY, QUICK) as registry:
+        sample = samples.push(registry, "trust/nocosign", tmp_path)
+        seal(registry, sample.reference, everything(sample))
+    found = states(pipeline("attest", "verify", sample.reference, "--json", env={"PATH": str(tmp_path)}))
+    assert found.pop("signature")[0] == "missing" and {state for state, _ in found.values()} == {"ok"}
