@@ -61,6 +61,11 @@ class _Bounded(io.RawIOBase):
         return size
 
 
+def chunked(chunks: Iterable[bytes], limit: int = 1 << 40) -> IO[bytes]:
+    """Chunks of bytes as a stream that can be read."""
+    return io.BufferedReader(_Bounded(chunks, limit), _BLOCK)
+
+
 class _Oversize(Exception):
     pass
 
@@ -77,7 +82,7 @@ def safe_extract(
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}.") as scratch:
         found: list[Finding] = []
-        names = _unpack(io.BufferedReader(_Bounded(chunks, limit), _BLOCK), Path(scratch), strip, limit, found)
+        names = _unpack(chunked(chunks, limit), Path(scratch), strip, limit, found)
         clashes = [name for name in names if os.path.lexists(destination / name)]
         found.extend(Finding(shown(name), "exists in the destination already") for name in clashes)
         if found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 VLLM = "VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR"
 SGLANG = "SGLANG_CACHE_DIR"
+VARIABLE_OF = {"vllm": VLLM, "sglang": SGLANG}
 OFFERED = frozenset({VLLM, SGLANG})  # what an entry point may set
 
 # VLLM_* variables that 0.28.0 keeps out of its hash, without the prefix. Every other one changes the path.

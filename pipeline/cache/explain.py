@@ -18,6 +18,7 @@ from pipeline.contract.record import Record
 
 from .advice import Advice, advise
 from .cost import Cost, cost_of_dead_entries, cost_of_refusal
+from .enginefiles import engine_notes
 from .environment import Environment
 from .finding import Finding, shown
 from .jsontext import CacheUnreadable
@@ -159,7 +160,7 @@ def combine(answers: Iterable[Answer]) -> Explanation:
 def _stored_answer(stored: Stored, environment: Environment | None, baked: bool) -> Answer:
     lacks_manifest = stored.manifest is None and not (stored.path / MANIFEST_FILE).exists()
     findings = check(stored)
-    notes: tuple[str, ...] = ()
+    notes = engine_notes(stored.manifest)
     if lacks_manifest and not baked:
         findings = tuple(f for f in findings if not f.where.endswith(MANIFEST_FILE))
         notes = ("no manifest lies beside it: another tool made it, or it was copied without",)
@@ -169,7 +170,15 @@ def _stored_answer(stored: Stored, environment: Environment | None, baked: bool)
     file = replace(stored.file, findings=findings)
     judgement = judge(file, environment.record if environment is not None else None)
     answer = _answer(name, judgement, file, stored.manifest, environment, arch=stored.key.arch)
-    return replace(answer, notes=answer.notes + notes)
+    return replace(answer, notes=notes + answer.notes)
+
+
+def answer_for(
+    name: str, judgement: Judgement, file: CacheFile, environment: Environment | None, notes: tuple[str, ...]
+) -> Answer:
+    """An answer for a file that has no manifest, with notes of its own."""
+    answer = _answer(name, judgement, file, None, environment)
+    return replace(answer, notes=notes + answer.notes)
 
 
 def _answer(

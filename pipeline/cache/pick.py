@@ -34,7 +34,7 @@ class Half:
 class Baked:
     """One key as its manifest describes it; `broken` says in words what keeps it from being used."""
 
-    __slots__ = ("broken", "cpu", "entries", "gpus", "key", "options", "path", "ranks")
+    __slots__ = ("broken", "cpu", "entries", "files", "gpus", "key", "options", "path", "ranks")
 
     def __init__(self, root: str, key: str) -> None:
         self.key = key
@@ -45,6 +45,7 @@ class Baked:
         self.ranks = 0
         self.entries = 0
         self.options: dict[str, Any] = {}
+        self.files: dict[str, int] = {}  # name below the key's directory, size in bytes
 
     @property
     def device(self) -> str:
@@ -112,9 +113,11 @@ def _fill(baked: Baked, text: str) -> None:
     else:
         baked.entries = max(int(rank["entries"]) for rank in ranks)
     baked.options = dict(_part(text, "options"))
-    size = int(_part(text, "files")[CACHE_FILE]["size"])
-    if not os.path.isfile(baked.path) or os.path.getsize(baked.path) != size:
-        baked.broken = f"its {CACHE_FILE} is missing or has another size"
+    baked.files = {str(name): int(facts["size"]) for name, facts in _part(text, "files").items()}
+    for name, size in {CACHE_FILE: -1, **baked.files}.items():
+        path = os.path.join(os.path.dirname(baked.path), name)
+        if not os.path.isfile(path) or os.path.getsize(path) != size:
+            baked.broken = f"its {name} is missing or has another size"
 
 
 def _part(text: str, name: str) -> Any:  # noqa: ANN401 - any JSON value

@@ -96,6 +96,16 @@ def read_cache(source: bytes | Path, *, where: str = "", limit: int = LIMIT) -> 
     return file
 
 
+def spelled(entry: Entry) -> list[Any]:
+    """An entry as FlashInfer's file has it."""
+    value: list[Any] = [entry.runner, entry.tactic]
+    if entry.policy is not None:
+        value.append(list(entry.policy))
+        if entry.selection is not None:
+            value.append(dict(entry.selection))
+    return value
+
+
 def _cache_file(value: dict[str, Any], where: str, found: list[Finding]) -> CacheFile:
     metadata = value.pop(METADATA, None)
     if metadata is None:  # FlashInfer takes null like a missing record

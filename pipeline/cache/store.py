@@ -13,13 +13,14 @@ from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.manifest import Covered, Manifest
 from pipeline.contract.opnames import is_skipped
-from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
+from pipeline.contract.places import CACHE_FILE, ENGINE_DIR, MANIFEST_FILE
 
+from .enginefiles import engine_findings
 from .finding import Finding, shown
 from .jsontext import LIMIT
 from .judge import WILDCARD, compare
 from .read import CacheFile
-from .tree import Stored, Tree, walk
+from .tree import Stored, Tree, files_of, walk
 
 _AGAIN = "tune again"
 _NEVER_WILD = ("gpu", "flashinfer_version")
@@ -95,6 +96,8 @@ def _ranks(stored: Stored, manifest: Manifest) -> Iterator[Finding]:
 
 def _coverage(stored: Stored, manifest: Manifest) -> Iterator[Finding]:
     plan = manifest.plan
+    if plan.engine is not None:
+        return  # the engine chose what to tune: there is nothing to hold its choice against
     wanted = {(op.name, bucket) for op in plan.ops for bucket in op.buckets if not is_skipped(op.op, plan.skip_ops)}
     if not wanted:
         yield _say(stored, "the plan tunes nothing")
@@ -111,14 +114,15 @@ def _coverage(stored: Stored, manifest: Manifest) -> Iterator[Finding]:
 
 def _files(stored: Stored, manifest: Manifest) -> Iterator[Finding]:
     """Each file is there with its size and sha256, and there is no other."""
-    present = {path.name for path in stored.path.iterdir()} if stored.path.is_dir() else set()
+    present = set(files_of(stored.path))
     for name in sorted(present - set(manifest.files) - {MANIFEST_FILE}):
         yield _say(stored, f"{shown(name)} is not in the manifest", "remove it")
     if CACHE_FILE not in manifest.files:
         yield _say(stored, f"the manifest does not list {CACHE_FILE}")
     for name, facts in sorted(manifest.files.items()):
         path = stored.path / name
-        if "/" in name or name in (".", "..", MANIFEST_FILE, ""):
+        parts = name.split("/")
+        if (len(parts) > 1) != (parts[0] == ENGINE_DIR) or {".", "..", ""} & set(parts) or name == MANIFEST_FILE:
             yield _say(stored, f"the manifest lists a file named {shown(name)!r}")
         elif name not in present or path.is_symlink() or not path.is_file():
             if name != CACHE_FILE or stored.file is not None:  # its absence is reported already
@@ -131,7 +135,7 @@ def _files(stored: Stored, manifest: Manifest) -> Iterator[Finding]:
             )
 
 
-_PARTS: tuple[Callable[[Stored, Manifest], Iterator[Finding]], ...] = (_identity, _ranks, _coverage)
+_PARTS: tuple[Callable[[Stored, Manifest], Iterator[Finding]], ...] = (_identity, _ranks, _coverage, engine_findings)
 
 
 def _against_file(stored: Stored, manifest: Manifest, file: CacheFile) -> Iterator[Finding]:
@@ -145,7 +149,7 @@ def _against_file(stored: Stored, manifest: Manifest, file: CacheFile) -> Iterat
         if value == WILDCARD and (name in _NEVER_WILD or name not in allowed):
             yield _say(stored, f"{shown(name)} is {WILDCARD!r} in the file: FlashInfer would not compare it")
     for row in manifest.covered:
-        wrong = _wrong_row(row, file)
+        wrong = _wrong_row(row, file, told=manifest.plan.engine is None)
         if wrong:
             yield _say(stored, f"{shown(row.op)} at {row.bucket} tokens: {wrong}")
     for entry in sorted(set(manifest.owners) - set(file.entries)):
@@ -156,7 +160,7 @@ def _against_file(stored: Stored, manifest: Manifest, file: CacheFile) -> Iterat
             yield _say(stored, f"rank {rank.rank} reported {rank.entries} entries, the file has {held} of its own")
 
 
-def _wrong_row(row: Covered, file: CacheFile) -> str:
+def _wrong_row(row: Covered, file: CacheFile, *, told: bool) -> str:
     entry = file.entries.get(row.entry)
     if entry is None:
         return f"entry {shown(row.entry)} is not in the file"
@@ -165,4 +169,4 @@ def _wrong_row(row: Covered, file: CacheFile) -> str:
         return f"the file has {have}, the manifest {said}"
     if entry.dropped:
         return f"FlashInfer drops {entry.runner} with an integer plan while loading"
-    return "" if row.candidates > 0 else "no candidate was timed"
+    return "" if row.candidates > 0 or not told else "no candidate was timed"

@@ -3,6 +3,7 @@
     <root>/<flashinfer-version>/<arch>/<hash>/
         autotune_configs.json
         manifest.json
+        engine/…                  the files as an engine wrote them, for a key that an engine made
 
 No symbolic link is followed, no name that is not a key's is entered, and the number of names is bounded. What does
 not belong is reported, never skipped silently.
@@ -18,7 +19,7 @@ from pathlib import Path
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.key import Key
 from pipeline.contract.manifest import SCHEMA, Manifest, ManifestInvalid
-from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
+from pipeline.contract.places import CACHE_FILE, ENGINE_DIR, MANIFEST_FILE
 
 from .finding import Finding, shown
 from .jsontext import CacheMissing, CacheUnreadable, parse_object, read_bytes
@@ -26,6 +27,7 @@ from .read import CacheFile, inspect_cache
 from .shape import violations
 
 _NAMES = 10_000  # directory entries looked at in one walk
+_ENGINE_DEPTH = 8
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,7 @@ def read_key(root: Path, key: Key) -> Stored:
     """Read one key's directory; what is wrong with it is among its findings."""
     path = root / str(key)
     wrong: list[Finding] = []
-    for entry in _scan(path, wrong):
-        if entry.is_symlink() or not entry.is_file(follow_symlinks=False):
-            wrong.append(Finding(_at(root, path / entry.name), "is not a regular file", "remove it"))
+    _irregular(root, path, wrong, depth=0)
     file, manifest = None, None
     where = f"{key}/{CACHE_FILE}"
     try:
@@ -89,6 +89,28 @@ def read_key(root: Path, key: Key) -> Stored:
     except PipelineError as error:
         wrong.append(Finding(f"{key}/{MANIFEST_FILE}", error.message, error.hint or "tune again"))
     return Stored(key, path, file, manifest, tuple(wrong))
+
+
+def files_of(path: Path) -> tuple[str, ...]:
+    """Names of all that lies in a key's directory and below its `engine` directory, in order; links count as files."""
+    found = [str((Path(folder) / name).relative_to(path)) for folder, _, names in os.walk(path) for name in names]
+    links = [
+        str((Path(folder) / name).relative_to(path))
+        for folder, names, _ in os.walk(path)
+        for name in names
+        if (Path(folder) / name).is_symlink()
+    ]
+    return tuple(sorted(found + links))
+
+
+def _irregular(root: Path, path: Path, wrong: list[Finding], depth: int) -> None:
+    """Report what is no regular file. Directories belong only where an engine's files lie."""
+    for entry in _scan(path, wrong):
+        place = path / entry.name
+        if entry.is_dir(follow_symlinks=False) and (depth or entry.name == ENGINE_DIR) and depth < _ENGINE_DEPTH:
+            _irregular(root, place, wrong, depth + 1)
+        elif entry.is_symlink() or not entry.is_file(follow_symlinks=False):
+            wrong.append(Finding(_at(root, place), "is not a regular file", "remove it"))
 
 
 def load_manifest(path: Path) -> Manifest:

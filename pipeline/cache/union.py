@@ -17,7 +17,7 @@ from pipeline.contract.files import write_json
 
 from .difference import Side, difference
 from .finding import Finding, lines, shown
-from .read import METADATA, RECORDS, CacheFile, Entry
+from .read import METADATA, RECORDS, CacheFile, spelled
 from .store import check_root
 from .tree import Stored
 
@@ -102,16 +102,6 @@ def merge_files(files: Sequence[tuple[str, CacheFile]]) -> dict[str, Any]:
         **({RECORDS: records} if records else {}),
         **{key: spelled(entry) for key, entry in sorted(entries.items())},
     }
-
-
-def spelled(entry: Entry) -> list[Any]:
-    """An entry as FlashInfer's file has it."""
-    value: list[Any] = [entry.runner, entry.tactic]
-    if entry.policy is not None:
-        value.append(list(entry.policy))
-        if entry.selection is not None:
-            value.append(dict(entry.selection))
-    return value
 
 
 def write_file(value: Mapping[str, Any], out: Path) -> None:

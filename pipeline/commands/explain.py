@@ -48,6 +48,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _explain_path(path: Path, environment: Environment | None) -> Explanation:
+    from pipeline.cache.enginegroups import engine_groups, explain_group
     from pipeline.cache.explain import combine, explain_file, explain_tree
     from pipeline.cache.tree import Tree, find_keys, read_key, walk
     from pipeline.commands._caches import here, loose_files
@@ -66,10 +67,14 @@ def _explain_path(path: Path, environment: Environment | None) -> Explanation:
             return explain_file(root / CACHE_FILE, environment)
         above = root.parents[2]
         return explain_tree(Tree(above, (read_key(above, key),)), environment, baked=False)
-    files = [] if find_keys(root) else loose_files(root)
-    if files:
-        answers = [answer for file in files for answer in explain_file(file, environment).answers]
-        return combine(answers)
+    if not find_keys(root):
+        groups = engine_groups(root)
+        grouped = {one.path for group in groups for one in group.files}
+        answers = [explain_group(group, environment) for group in groups]
+        loose = [file for file in loose_files(root) if file not in grouped]
+        answers += [answer for file in loose for answer in explain_file(file, environment).answers]
+        if answers:
+            return combine(answers)
     return explain_tree(walk(root), environment, baked=False)
 
 

@@ -74,11 +74,12 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class Module:
-    """One compiled JIT module that the plan loads."""
+    """One compiled JIT module that the plan loads; `path` is where it was loaded from when the ranks tuned."""
 
     name: str
     size: int
     sha256: str
+    path: str = ""
 
 
 @dataclass(frozen=True)

@@ -72,10 +72,28 @@ class Untuned:
 
 
 @dataclass(frozen=True)
+class EngineRun:
+    """An engine that tunes in its own start, instead of ops that we name.
+
+    `name` is `vllm` or `sglang`, `version` what its package says. `arguments` are the words after its serve command, as
+    at run time; `model` the path among them, in which `config` (file name to text) is laid for the tuned stage.
+    `variables` are set for it, as at run time.
+    """
+
+    name: str
+    version: str
+    model: str
+    arguments: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Plan:
     """All that a tuning run is told. `device` is `cpu` or `cuda`; `arch` FlashInfer's name for it.
 
-    `notes` are remarks for people about the whole plan, outside the digest like `untuned`.
+    `notes` are remarks for people about the whole plan, outside the digest like `untuned`. A plan with an `engine` has
+    no ops: what is tuned is the engine's own choice.
     """
 
     model: str
@@ -89,10 +107,13 @@ class Plan:
     seed: int = 0
     untuned: tuple[Untuned, ...] = ()
     notes: tuple[str, ...] = ()
+    engine: EngineRun | None = None
 
     def meaning(self) -> dict[str, Any]:
-        """What the digest covers: ops, shapes, dtypes, buckets, rounding, skip_ops, rank layout."""
+        """What the digest covers: ops, shapes, dtypes, buckets, rounding, skip_ops, rank layout, an engine's run."""
+        more = {} if self.engine is None else {"engine": asdict(self.engine)}
         return {
+            **more,
             "schema": SCHEMA,
             "device": self.device,
             "layout": asdict(self.layout),
@@ -108,7 +129,10 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The whole plan as JSON values, with its digest."""
-        return {"schema": SCHEMA, "digest": self.digest, **asdict(self)}
+        whole = asdict(self)
+        if self.engine is None:
+            del whole["engine"]
+        return {"schema": SCHEMA, "digest": self.digest, **whole}
 
     @staticmethod
     def from_json(value: object) -> Plan:
@@ -148,6 +172,20 @@ def _op(value: object, where: str) -> OpPlan:
     )
 
 
+def _engine(value: object) -> EngineRun | None:
+    if value is None:
+        return None
+    where = "$.engine"
+    if not isinstance(value, dict):
+        raise PlanInvalid(f"{where} is not an object", hint="make the plan again with `pipeline plan`")
+    texts = {name: _need(value, name, str, where) for name in ("name", "version", "model")}
+    maps = {name: _need(value, name, dict, where) for name in ("variables", "config")}
+    words = tuple(_need(value, "arguments", (list, tuple), where))
+    if not all(isinstance(one, str) for one in (*words, *maps["variables"].values(), *maps["config"].values())):
+        raise PlanInvalid(f"{where} holds what is not text", hint="make the plan again with `pipeline plan`")
+    return EngineRun(**texts, arguments=words, **maps)
+
+
 def _plan(value: object) -> Plan:
     if not isinstance(value, dict):
         raise PlanInvalid("the plan is not a JSON object", hint="make it with `pipeline plan`")
@@ -169,6 +207,7 @@ def _plan(value: object) -> Plan:
         seed=_need(value, "seed", int, "$"),
         untuned=tuple(Untuned(str(u["name"]), str(u["reason"])) for u in value.get("untuned", ())),
         notes=tuple(str(n) for n in value.get("notes", ())),
+        engine=_engine(value.get("engine")),
     )
     stated = value.get("digest")
     if stated is not None and stated != plan.digest:

@@ -39,6 +39,7 @@ class Record:
     arch: str
     host: Host = field(default_factory=Host)
     packages: Mapping[str, str] = field(default_factory=dict)  # torch, python …: provenance, not in the key
+    libraries: Mapping[str, str] = field(default_factory=dict)  # file name to path: provenance as well
 
     def image_half(self) -> dict[str, str]:
         """What must be equal between the stage that tuned and the finished image."""
@@ -76,6 +77,7 @@ class Record:
                     cpu={str(k): str(v) for k, v in dict(host.get("cpu", {})).items()},
                 ),
                 packages={str(k): str(v) for k, v in dict(value.get("packages", {})).items()},
+                libraries={str(k): str(v) for k, v in dict(value.get("libraries", {})).items()},
             )
         except (AssertionError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise RecordInvalid(f"not an environment record: {error!r}") from error

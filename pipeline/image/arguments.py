@@ -8,7 +8,8 @@ from pathlib import Path
 
 from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import Plan
-from pipeline.planning.arguments import add_arguments, plan_from
+from pipeline.planning.arguments import add_arguments, engine_plan, plan_from
+from pipeline.planning.engines import engine_start
 from pipeline.planning.target import Target
 
 from .request import Request
@@ -51,6 +52,9 @@ def add_tuning_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-bake-jit", action="store_true", help="leave compiled modules out of the image")
     group.add_argument("--gpus", default="", metavar="CDI", help="a CDI device, such as nvidia.com/gpu=all")
     group.add_argument("--require-idle", action="store_true", help="refuse GPUs that other processes use")
+    group.add_argument("--engine", default="", metavar="vllm|sglang", help="let this engine tune in its own start")
+    group.add_argument("--engine-args", default="", metavar="WORDS", help="the words after its serve command")
+    group.add_argument("--engine-env", default="", metavar="N=V …", help="variables that are set for it at run time")
     group.add_argument("--timeout", type=seconds, default=300, metavar="S", help="bound of a collective between ranks")
     group.add_argument("--tune-max-wait", type=seconds, default=7200, metavar="S", help="bound of the whole tuning")
     group.add_argument(
@@ -65,6 +69,12 @@ def add_tuning_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _tune_options(arguments: argparse.Namespace) -> tuple[str, ...]:
     words = ["--timeout", str(arguments.timeout)]
+    if arguments.engine.strip():
+        if arguments.strategy or arguments.judge or arguments.previous is not None:
+            raise ChoicesClash(
+                "an engine tunes in its own way: STRATEGY, JUDGE and PREVIOUS do not reach it", hint="leave them out"
+            )
+        return (*words, "--engine-max-wait", str(arguments.tune_max_wait))
     for name in ("strategy", "judge"):
         value = getattr(arguments, name)
         if value:
@@ -84,11 +94,15 @@ def request_from(arguments: argparse.Namespace) -> Request:
         raise ChoicesClash("CACHE= bakes what was tuned elsewhere, and you asked to tune", hint="leave one of them out")
     previous = check_previous(arguments.previous)
 
+    start = engine_start(arguments.engine, arguments.engine_args, arguments.engine_env, arguments.model)
+    if start is not None and arguments.cache:
+        raise ChoicesClash("CACHE= bakes what was tuned elsewhere, and ENGINE= tunes", hint="leave one of them out")
+
     def plan(target: Target | None, version: str) -> Plan:
         asked = copy.copy(arguments)
         if version and not asked.flashinfer_version.strip():
             asked.flashinfer_version = version
-        return plan_from(asked, ROOT, default=target)
+        return plan_from(asked, ROOT, default=target) if start is None else engine_plan(asked, ROOT, start, target)
 
     plan(Target("cuda", "90a") if arguments.device.strip().lower() == "cuda" else None, "")
     return Request(

@@ -36,6 +36,7 @@ class Sandbox:
     environment: Mapping[str, str] = field(default_factory=dict)
     shm_size: int = 1 << 30
     gpus: Gpus = NO_GPUS
+    volume: tuple[str, bytes] | None = None  # a path, and a tar stream that is unpacked there before the start
 
     def options(self) -> dict[str, Any]:
         """The docker SDK's arguments; never any network."""
@@ -46,6 +47,8 @@ class Sandbox:
             "labels": {LABEL: "running"},
         }
         chosen |= self.gpus.options()
+        if self.volume is not None:
+            chosen["volumes"] = [self.volume[0]]  # a nameless one, removed with the container
         if self.user:
             chosen["user"] = self.user
         if self.read_only:
@@ -71,6 +74,8 @@ def created(client: DockerClient, image: str, command: Sequence[str], sandbox: S
     try:
         container = client.containers.create(image, list(command), name=name, entrypoint=[], **sandbox.options())
         made = True
+        if sandbox.volume is not None:
+            container.put_archive(*sandbox.volume)
         yield container
     finally:
         _remove(client, name, patience=0.0 if made else 2.0)

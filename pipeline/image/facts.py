@@ -32,7 +32,7 @@ def smi(query):
 print(json.dumps({
     "python": "%d.%d" % sys.version_info[:2], "machine": platform.machine(), "libc": platform.libc_ver(),
     "venv": importlib.util.find_spec("venv") is not None,
-    "packages": {n: version(n) for n in ("torch", "flashinfer-python")},
+    "packages": {n: version(n) for n in ("torch", "flashinfer-python", "vllm", "sglang")},
     "gpus": smi("--query-gpu=name,uuid,compute_cap,memory.used,driver_version,mig.mode.current"),
     "processes": smi("--query-compute-apps=gpu_uuid,pid,process_name,used_memory"),
 }))

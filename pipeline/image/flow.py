@@ -27,6 +27,7 @@ from .guard import connected
 from .outcome import Clock, Outcome, log_file
 from .prepare import Prepared, prepare
 from .present import is_present
+from .provenance import provenance
 from .request import Request, default_name
 from .staging import code_content, tree_digest
 from .tuning import tune
@@ -67,9 +68,11 @@ def _tuned(request: Request, prepared: Prepared, clock: Clock, logfile: Path, *,
     found = None if request.retune else _stored(request, prepared, built.config_digest)
     if found is not None:
         return found
-    world = prepared.plan.layout.world
-    with clock.measure("tune"), log.step(f"tune on {world} rank{'s' if world > 1 else ''} in lock-step"):
-        return tune(filler(way, request, prepared, built.image_id), inputs, prepared.home, logfile)
+    world, engine = prepared.plan.layout.world, prepared.plan.engine
+    how = "in lock-step" if engine is None else f"in {engine.name}'s own start"
+    with clock.measure("tune"), log.step(f"tune on {world} rank{'s' if world > 1 else ''} {how}"):
+        origin = provenance(request, prepared, built.config_digest)
+        return tune(filler(way, request, prepared, built.image_id), inputs, prepared.home, logfile, origin)
 
 
 def _stored(request: Request, prepared: Prepared, tuner: str) -> store.Tuned | None:
@@ -86,7 +89,7 @@ def _stored(request: Request, prepared: Prepared, tuner: str) -> store.Tuned | N
 
 def _with_modules(request: Request, prepared: Prepared, clock: Clock) -> Prepared:
     """Compile what the plan loads, and put it into the context of the stage `jit`; a CPU loads nothing."""
-    if prepared.plan.device != "cuda" or not request.bake_jit:
+    if prepared.plan.device != "cuda" or not request.bake_jit or prepared.plan.engine is not None:
         return prepared
     place = prepared.home / "modules" / modules.digest(prepared.base.image_id, prepared.plan, code_content())
     found = modules.take(place)

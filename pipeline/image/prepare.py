@@ -19,6 +19,7 @@ from pipeline.versions import Versions, load
 from . import base as bases
 from . import contexts, device, wheels
 from .buildkit import Builder
+from .engine import with_engine_version
 from .facts import BaseFacts, probe
 from .gpus import Gpus, NoGpu, check, offered
 from .request import Request
@@ -70,7 +71,7 @@ class Prepared:
 
 def _probed(client: DockerClient, base: bases.Base, offer: Gpus, home: Path) -> tuple[BaseFacts, Gpus]:
     """Facts of a base, remembered by its id; with GPUs it is asked each time, since those change."""
-    place = home / "base" / f"{base.image_id.replace(':', '-')}-2.json"
+    place = home / "base" / f"{base.image_id.replace(':', '-')}-3.json"
     if offer.access == "none" and place.is_file():
         told = json.loads(place.read_text(encoding="utf-8"))
         return BaseFacts(**{**told, "glibc": tuple(told["glibc"])}), offer
@@ -81,6 +82,12 @@ def _probed(client: DockerClient, base: bases.Base, offer: Gpus, home: Path) -> 
 
 
 def _announce(plan: Plan) -> None:
+    if plan.engine is not None:
+        log.note(
+            f"{plan.model}: {plan.engine.name} {plan.engine.version} tunes in its own start, "
+            f"{plan.layout.world} ranks, device {plan.device}, plan {plan.digest[:12]}"
+        )
+        return
     pairs = sum(len(op.buckets) for op in plan.ops)
     log.note(
         f"{plan.model}: {len(plan.ops)} ops, {pairs} op × bucket pairs, {plan.layout.world} ranks, "
@@ -175,6 +182,7 @@ def prepare(request: Request, engine: Engine, client: DockerClient, logfile: Pat
         _check_versions(facts, versions, request)
     target = _target(request, facts, gpus)
     plan = request.plan(target, facts.packages.get("flashinfer-python", "") if facts.complete else "")
+    plan = with_engine_version(plan, facts, base.reference)
     _announce(plan)
     if plan.device == "cuda" and not request.caches:
         for line in check(gpus, plan.layout.world, require_idle=request.require_idle):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.cache.store import check_root
@@ -13,6 +14,7 @@ from pipeline.contract.exits import Exit
 from pipeline.contract.places import CACHE_ROOT, FAILURE_FILE
 
 from .fill import Filler
+from .provenance import stamp
 from .store import Inputs, Tuned, keep
 
 
@@ -44,8 +46,11 @@ class TunedBadly(CacheRefused):
     """The tuned stage left a cache that must not be baked."""
 
 
-def tune(how: Filler, inputs: Inputs, home: Path, logfile: Path) -> Tuned:
-    """Tune, judge, keep. Raise `TuningFailed` with what each rank said, or `TunedBadly` with every finding."""
+def tune(how: Filler, inputs: Inputs, home: Path, logfile: Path, origin: Mapping[str, str]) -> Tuned:
+    """Tune, judge, keep with `origin` as its provenance.
+
+    Raise `TuningFailed` with what each rank said, or `TunedBadly` with every finding.
+    """
     began = time.monotonic()
     (home / "contexts").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home / "contexts", prefix="tuned-") as temporary:
@@ -71,6 +76,7 @@ def tune(how: Filler, inputs: Inputs, home: Path, logfile: Path) -> Tuned:
                 hint="nothing was baked; run again with RETUNE=1",
                 log=str(logfile),
             )
+        stamp(tree, origin)
         return keep(home, inputs, root, time.monotonic() - began)
 
 

@@ -19,15 +19,18 @@ from pipeline.cache.tree import Stored
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import CacheRefused, UsageError
 from pipeline.contract.manifest import Manifest
-from pipeline.contract.places import CACHE_ROOT, ENV_WORKSPACE, MANIFEST_FILE
+from pipeline.contract.places import CACHE_ROOT, ENV_KEY, ENV_WORKSPACE, MANIFEST_FILE
 from pipeline.contract.verdict import Level, Verdict
 
 from .contain import Sandbox, created, run_to_end
+from .engine import config_archive, replay_command
 from .gpus import NO_GPUS, Gpus
+from .halves import half_findings
 from .identity import identify
 from .labels import KEY as KEY_LABEL
 from .labels import MODULES
 from .layers import strangers
+from .modulecheck import module_findings
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -116,7 +119,12 @@ def verify(client: DockerClient, image: str, how: How) -> Verdict:
         manifests = [(stored, stored.manifest) for stored in keys if stored.manifest is not None]
         sheet.count("covered", sum(len(manifest.covered) for _, manifest in manifests))
         hashes = [sha256_file(stored.path / MANIFEST_FILE) for stored, _ in manifests]
-    level = _replay_all(client, image, how, [manifest for _, manifest in manifests], sheet)
+    found = [manifest for _, manifest in manifests]
+    named = str(client.images.get(image).labels.get(MODULES, ""))
+    modules = [name for name in named.split(",") if name]
+    sheet.findings += module_findings(client, image, found, modules)
+    sheet.count("modules", len(modules))
+    level = _replay_all(client, image, how, found, sheet)
     return Verdict(
         config_digest=identity.config_digest,
         cache_diff_id=identity.diff_ids[-1],
@@ -160,14 +168,21 @@ def _own(client: DockerClient, image: str, keys: tuple[Stored, ...]) -> tuple[St
 
 
 def _replay_all(client: DockerClient, image: str, how: How, manifests: list[Manifest], sheet: _Sheet) -> Level:
-    """Replay every key whose device is here; return the level that this amounts to."""
-    if how.level == "static" or sheet.findings or not manifests:
+    """Replay every key whose device is here; return the level that this amounts to.
+
+    What is not replayed has the image half of its record compared, which a replay does beside the rest.
+    """
+    if sheet.findings or not manifests:
         return "static"
-    level: Level = "replay"
+    absent = [one for one in manifests if how.level == "static" or not how.present(one)]
+    if absent:
+        with log.step("compare the image half of the record"):
+            sheet.findings += half_findings(client, image, absent, max_wait=how.max_wait)
+    level: Level = "static" if absent else "replay"
     for manifest in manifests:
-        if not how.present(manifest):
-            log.warn(f"NOT REPLAYED: no {device_name(manifest)} here ({manifest.key})")
-            level = "static"
+        if manifest in absent:
+            if how.level != "static":
+                log.warn(f"NOT REPLAYED: no {device_name(manifest)} here ({manifest.key})")
             continue
         for who in SANDBOXES:
             with log.step(f"replay on {len(manifest.ranks)} ranks as {who}"):
@@ -176,11 +191,15 @@ def _replay_all(client: DockerClient, image: str, how: How, manifests: list[Mani
 
 
 def _replay(client: DockerClient, image: str, manifest: Manifest, *, who: str, sheet: _Sheet, how: How) -> None:
-    command = ["python3", "-m", "pipeline.tune.replay", "--key", manifest.key]
+    command = replay_command(manifest, how.max_wait)
     environment = dict(SANDBOXES[who].environment)
+    engine = manifest.plan.engine
+    if engine is not None:
+        environment |= {**engine.variables, ENV_KEY: manifest.key}
     if client.images.get(image).labels.get(MODULES):  # every module must load as it was baked: no compiler may run
         environment["FLASHINFER_DISABLE_JIT"] = "1"
-    sandbox = replace(SANDBOXES[who], gpus=how.gpus, environment=environment)
+    volume = (engine.model, config_archive(engine)) if engine is not None else None
+    sandbox = replace(SANDBOXES[who], gpus=how.gpus, environment=environment, volume=volume)
     ended = run_to_end(client, image, command, sandbox, max_wait=how.max_wait)
     try:
         told: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])

@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import platform
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import Layout, Plan
 
 from .buckets import LARGEST
+from .engines import Start
 from .find import usual_tp
 from .make import MOST_RANKS, SEED, make_plan
 from .problems import PlanRefused, Problems
@@ -102,6 +103,32 @@ def _flashinfer(arguments: argparse.Namespace, root: Path) -> str:
     from pipeline.versions import load  # not needed where the version is given
 
     return str(load(root)["FLASHINFER_VERSION"])
+
+
+def engine_plan(arguments: argparse.Namespace, root: Path, start: Start, default: Target | None = None) -> Plan:
+    """The plan of an engine's own start: no ops, the ranks that its arguments make. Raises `UsageError`s alone."""
+    problems = Problems()
+    target = _target(arguments, default, problems)
+    for name in ("tp", "ep", "pp", "dp"):
+        asked = _number(getattr(arguments, name), name.upper(), problems, largest=MOST_RANKS)
+        made = getattr(start.layout, name)
+        if asked is not None and asked != made:
+            problems.add(f"{name.upper()}={asked}, and ENGINE_ARGS say {made}", f"leave {name.upper()} out")
+    for option in ("max_tokens", "buckets", "ops", "skip_ops", "backends"):
+        if getattr(arguments, option).strip():
+            said = option.upper()
+            problems.add(f"{said} does not reach an engine", "what is tuned is its choice; see its own options")
+    problems.check()
+    path = PurePosixPath(start.run.model)
+    return Plan(
+        model=path.name or "model",
+        device=target.device,
+        arch=target.arch,
+        flashinfer_version=_flashinfer(arguments, root),
+        layout=start.layout,
+        ops=(),
+        engine=start.run,
+    )
 
 
 def plan_from(arguments: argparse.Namespace, root: Path, default: Target | None = None) -> Plan:

@@ -44,7 +44,7 @@ def command_environment() -> dict[str, str]:
     return environment
 
 
-def prepare(environment: dict[str, str]) -> Found | None:
+def prepare(environment: dict[str, str], command: list[str]) -> Found | None:
     """Check, print the line, and put into `environment` what CMD needs. None where the check itself failed."""
     environment.pop(ENV_FILE, None)
     try:
@@ -53,7 +53,7 @@ def prepare(environment: dict[str, str]) -> Found | None:
         if found.chosen is not None and found.chosen.options:
             from pipeline.start.offer import offer
 
-            missed, said = offer(found.chosen, environment)
+            missed, said = offer(found.chosen, environment, command)
             found.miss(missed)
             remark = "; ".join(filter(None, (remark, said)))
     except Exception as error:  # noqa: BLE001 - a bug of ours must not keep a server from starting
@@ -91,7 +91,7 @@ def main(command: list[str]) -> int:
         say("hint: pipeline-run CMD…, for example `pipeline-run python3 serve.py`")
         return int(Exit.USAGE)
     environment = command_environment()
-    found = prepare(environment)
+    found = prepare(environment, command)
     if environment.get(ENV_REQUIRE, "") not in ("", "0") and (found is None or found.chosen is None):
         say(f"error: {ENV_REQUIRE} is set and no tuned cache fits: {found.why if found else 'the check failed'}")
         say("hint: run on the GPU the image was tuned for, bake a cache for this one, or unset the variable")

@@ -9,9 +9,8 @@ import time
 from collections.abc import Mapping
 
 from pipeline.cache.pick import Baked, Half, choose, keys_below, read_baked
-from pipeline.contract.places import CACHE_ROOT, ENV_CACHE_DIR
+from pipeline.contract.places import CACHE_ROOT, ENV_CACHE_DIR, ENV_KEY
 
-ENV_KEY = "PIPELINE_TUNED_KEY"  # which key to use where several fit: the key, or the start of its hash
 ENV_REQUIRE = "PIPELINE_REQUIRE_TUNED"  # 1: end with 7 before CMD starts when no tuned cache fits
 ENV_FILE = "PIPELINE_TUNED_CACHE"  # exported: the path of the chosen FlashInfer file
 

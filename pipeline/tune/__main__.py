@@ -64,6 +64,9 @@ def _parser() -> argparse.ArgumentParser:
         "--judge-budget", type=float, default=0.3, metavar="S", help="seconds of judging per op and bucket, on average"
     )
     parser.add_argument(
+        "--engine-max-wait", type=float, default=7200.0, metavar="S", help="bound of an engine's own start, seconds"
+    )
+    parser.add_argument(
         "--share-gpu",
         action="store_true",
         help="let several ranks use one GPU: the contract between them is real, their timings are not",
@@ -76,6 +79,10 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
     from .supervise import Crew, environment, supervise, temporary, torchrun
 
     plan = read_plan(arguments.plan)
+    if plan.engine is not None:
+        from .engines.made import tune_with_engine
+
+        return tune_with_engine(plan, arguments.out.resolve(), max_wait=arguments.engine_max_wait)
     nproc = plan.layout.world if arguments.nproc is None else arguments.nproc
     if nproc < 1 or not arguments.timeout > 0 or not arguments.judge_budget > 0:
         raise UsageError("--nproc, --timeout and --judge-budget must be positive")

@@ -71,9 +71,9 @@ def specs_of(plan: Plan) -> dict[str, Any]:
 
 
 def describe(one: Any) -> Module:  # noqa: ANN401 - a JitSpec
-    """Name, size and sha256 of a compiled module."""
+    """Name, size, sha256 and path of a compiled module."""
     path = one.get_library_path()
-    return Module(one.name, path.stat().st_size, sha256_file(path))
+    return Module(one.name, path.stat().st_size, sha256_file(path), str(path))
 
 
 def _build(specs: Sequence[Any], steps: Steps) -> str:

@@ -1,6 +1,7 @@
 """The environment record: FlashInfer's own metadata, its name for the architecture, and the host half.
 
-python -m pipeline.tune.record        prints {"record": …} as JSON
+python -m pipeline.tune.record                  prints {"record": …} as JSON
+python -m pipeline.tune.record --image-half     prints {"image_half": …, "libraries": …}; needs no GPU
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from pipeline.contract.record import Host, Record, RecordInvalid
 _PACKAGES = ("torch", "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "apache-tvm-ffi",
              "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "numpy")  # fmt: skip
 
+_LIBRARY = re.compile(r"lib(cublas\w*|cudnn\w*|cudart|nvrtc[\w-]*|nccl|torch\w*|c10\w*)[.-]")
+
 
 def read_record(device: str, *, gpus: Sequence[str] = ()) -> Record:
     """Read the record of this process. `device` is `cpu` or `cuda`; `gpus` names one GPU per rank, in rank order.
@@ -36,7 +39,8 @@ def read_record(device: str, *, gpus: Sequence[str] = ()) -> Record:
         arch, host = f"cpu-{platform.machine()}", Host(cpu=cpu_facts())
     else:
         arch, host = flashinfer_api.arch(), Host(gpus=tuple(gpus) or _visible_gpus(), driver=_driver())
-    record = Record(flashinfer=flashinfer_api.metadata(), arch=arch, host=host, packages=_versions())
+    flashinfer = flashinfer_api.metadata()
+    record = Record(flashinfer, arch, host, _versions(), loaded_libraries())
     record.key_inputs()  # refuses an empty arch
     if device == "cuda" and record.flashinfer.get("gpu", "unknown") == "unknown":
         raise RecordInvalid("FlashInfer cannot name the GPU", hint="run where the GPUs are visible, with their driver")
@@ -88,6 +92,29 @@ def _versions() -> dict[str, str]:
     return found
 
 
+def loaded_libraries() -> dict[str, str]:
+    """File name to path of those shared libraries of this process that decide the image half of a record.
+
+    FlashInfer asks the libcublas that the loader finds for its version, so that it is among them.
+    """
+    found: dict[str, str] = {}
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        path = line.partition("/")[2]
+        name = path.rpartition("/")[2]
+        if path and _LIBRARY.match(name):
+            found[name] = f"/{path}"
+    return dict(sorted(found.items()))
+
+
+def image_half() -> dict[str, Any]:
+    """What an image decides of a record, and the libraries behind it. Needs no GPU: what it lacks is `unknown`."""
+    from . import flashinfer_api
+
+    flashinfer_api.load()
+    flashinfer = {name: value for name, value in flashinfer_api.metadata().items() if name != "gpu"}
+    return {"image_half": flashinfer, "libraries": loaded_libraries()}
+
+
 def differences(tuned: Record, here: Record) -> list[dict[str, Any]]:
     """Every field that the key covers and that is not the same here."""
     was, now = tuned.key_inputs(), here.key_inputs()
@@ -98,12 +125,21 @@ def differences(tuned: Record, here: Record) -> list[dict[str, Any]]:
             for name in sorted({*was[part], *now[part]})
             if was[part].get(name) != now[part].get(name)
         ]
+    if tuned.image_half() != here.image_half():
+        found += [
+            {"field": f"library {name}", "tuned": path, "here": here.libraries[name]}
+            for name, path in tuned.libraries.items()
+            if here.libraries.get(name, path) != path
+        ]
     return found
 
 
-def main() -> int:
-    """Print the record of this machine."""
+def main(words: Sequence[str] = ()) -> int:
+    """Print the record of this machine, or with --image-half what the image decides of it."""
     try:
+        if "--image-half" in words:
+            print(json.dumps(image_half()))  # noqa: T201 - data
+            return int(Exit.OK)
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -115,4 +151,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

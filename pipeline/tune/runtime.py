@@ -26,12 +26,11 @@ from pipeline.cache.pick import Half, choose, keys_below, read_baked
 from pipeline.cache.tree import Tree, read_key
 from pipeline.contract.errors import CacheRefused
 from pipeline.contract.key import Key
-from pipeline.contract.places import CACHE_FILE, CACHE_ROOT, ENV_CACHE_DIR
+from pipeline.contract.places import CACHE_FILE, CACHE_ROOT, ENV_CACHE_DIR, ENV_KEY
 from pipeline.contract.plan import Plan
 from pipeline.contract.record import Record
 
 ENV_REQUIRE = "PIPELINE_REQUIRE_TUNED"
-ENV_KEY = "PIPELINE_TUNED_KEY"
 
 _lock = threading.Lock()
 _known: dict[tuple[str, str], Loaded] = {}
@@ -103,6 +102,11 @@ def _load(tuner: Any, place: str, wanted: str) -> Loaded:  # noqa: ANN401 - an A
     if chosen is None:
         raise NotTuned(f"no tuned cache is used: {why}", hint=f"`python -m pipeline.tune.explain {place}` says more")
     stored = read_key(Path(place), Key.parse(chosen.key))
+    if stored.manifest is not None and stored.manifest.plan.engine is not None:
+        raise NotTuned(
+            f"the tuned cache {chosen.key} was made by {stored.manifest.plan.engine.name}, with buckets of its own",
+            hint="start that engine: the entry point offers it its files; for own code tune a plan of ops",
+        )
     found = explain_tree(Tree(Path(place), (stored,)), from_record(record, "this process"), baked=True)
     if found.verdict != "ok" or stored.file is None or stored.manifest is None:
         raise NotTuned(

@@ -3,6 +3,7 @@
 OUT/<flashinfer-version>/<arch>/<hash>/
     autotune_configs.json     0644
     manifest.json             0644
+    engine/…                  0644, for a key that an engine made
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.contract.digest import sha256_file
@@ -25,10 +27,11 @@ def file_facts(path: Path) -> FileFacts:
     return FileFacts(path.stat().st_size, sha256_file(path))
 
 
-def publish(out: Path, key: Key, cache_file: Path, manifest: Manifest) -> Path:
-    """Put both files in place with one rename, readable by anyone; an earlier directory of the key is replaced.
+def publish(out: Path, key: Key, cache_file: Path, manifest: Manifest, more: Mapping[str, Path] | None = None) -> Path:
+    """Put all files in place with one rename, readable by anyone; an earlier directory of the key is replaced.
 
-    FlashInfer saves with mode 0600, which another user in a container could not read.
+    `more` maps names below the key's directory to files. FlashInfer saves with mode 0600, which another user in a
+    container could not read.
     """
     parent = out / key.flashinfer_version / key.arch
     parent.mkdir(parents=True, exist_ok=True)
@@ -37,8 +40,13 @@ def publish(out: Path, key: Key, cache_file: Path, manifest: Manifest) -> Path:
             path.chmod(0o755)
     made = Path(tempfile.mkdtemp(dir=parent, prefix=".making-"))
     try:
-        shutil.copyfile(cache_file, made / CACHE_FILE)
-        (made / CACHE_FILE).chmod(0o644)
+        for name, source in {CACHE_FILE: cache_file, **(more or {})}.items():
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, made / name)
+            (made / name).chmod(0o644)
+        for folder in made.rglob("*"):
+            if folder.is_dir():
+                folder.chmod(0o755)
         write_json(made / MANIFEST_FILE, manifest.to_json())
         made.chmod(0o755)
         _sync(made / CACHE_FILE)

@@ -99,7 +99,10 @@ def test_an_offer_leads_the_engine_back_to_the_same_names(made, tmp_path):
     again = only(layout, tmp_path / "copy")
     assert layout.check(again) == ()
     assert {f.place for f in again.files} == {f.place for f in group.files}
-    assert describe(layout, group)["directory"] == offer.directory
+    run = replace(samples.RUN, variables={})
+    said = describe(layout, group, run, {"VLLM_API_KEY": "k", "VLLM_PORT": "1", "HOME": "/"})
+    assert (said["directory"], said["arguments"]) == (offer.directory, list(run.arguments))
+    assert said.get("variables") == ({"VLLM_API_KEY": "k"} if group.parts.get("kind") == "shared" else None)
 
 
 def test_links_are_not_gathered(made, tmp_path):
@@ -227,6 +230,15 @@ def test_other_stages_of_sglang_tune_for_themselves(tmp_path):
     assert sglang.check(only(sglang, tmp_path)) == ()
     sglang.rank_file(tmp_path, "0.7.2", "sm90", KEY16, (1, 1, 0)).unlink()
     assert any("no file for pp 1, dp 0, tp 1" in line for line in sglang.check(only(sglang, tmp_path)))
+
+
+def test_data_parallel_attention_of_sglang_divides_the_tensor_parallel_ranks(tmp_path):
+    for tp in range(4):
+        put(sglang.rank_file(tmp_path, "0.7.2", "sm90", KEY16, (tp, 0, tp // 2)))
+    assert sglang.check(only(sglang, tmp_path)) == ()
+    put(sglang.rank_file(tmp_path, "0.7.2", "sm90", KEY16, (3, 0, 1)), file_of(tactic=9))
+    said = sglang.check(only(sglang, tmp_path))
+    assert any("differ: cpu_gemm" in line for line in said) and any("SGLang deletes them" in line for line in said)
 
 
 def test_the_same_value_spelled_otherwise_is_equal_to_sglang(tmp_path):

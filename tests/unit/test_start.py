@@ -362,54 +362,93 @@ def test_the_room_stays_light():
     assert out.stdout == "[]\n"
 
 
-def layout_options(**more):
-    made = {"engine": "vllm", "variable": "VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR", "directory": "e" * 64, **more}
-    return {"layout": made}
+COMMAND = ("vllm", "serve", "/models/x", "--tensor-parallel-size", "2")
 
 
-def offered(fake, tmp_path, options, **env):
-    samples.write(tmp_path / "root", H200, options=options)
-    base = {"PIPELINE_AUTOTUNE_CACHE_DIR": str(tmp_path / "root"), "TMPDIR": str(tmp_path), **env}
-    code = "import os, json; print(json.dumps(dict(os.environ)))"
-    done = start(sys.executable, "-c", code, env=base, fake=fake, gpus=TWO)
-    return json.loads(done.stdout), done.stderr
+def offered(fake, tmp_path, layout=None, command=COMMAND, **env):
+    """What CMD sees where an engine made the key; a stand-in for the engine's program prints its environment."""
+    samples.write_engine(tmp_path / "root", H200, **(layout or {}))
+    (tmp_path / "bin").mkdir(exist_ok=True)
+    program = tmp_path / "bin" / "vllm"
+    program.write_text(f"#!{sys.executable} -IS\nimport os, json\nprint(json.dumps(dict(os.environ)))\n")
+    program.chmod(0o755)
+    base = {"PIPELINE_AUTOTUNE_CACHE_DIR": str(tmp_path / "root"), "TMPDIR": str(tmp_path / "tmp"), **env}
+    base["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    (tmp_path / "tmp").mkdir(exist_ok=True)
+    done = start(*command, env=base, fake=fake, gpus=TWO)
+    return json.loads(done.stdout or "{}"), done.stderr
 
 
-def test_an_engine_that_writes_gets_a_copy(fake_nvml, tmp_path):
-    seen, said = offered(fake_nvml, tmp_path, layout_options())
+@pytest.mark.parametrize("ranks", [False, True])
+def test_an_engine_that_writes_gets_a_copy(fake_nvml, tmp_path, ranks):
+    seen, said = offered(fake_nvml, tmp_path, {"ranks": ranks})
     place = Path(seen["VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR"])
-    assert place.parent == tmp_path and place.stat().st_mode & 0o777 == 0o700
-    copy = place / ("e" * 64) / CACHE_FILE
+    assert place.parent == tmp_path / "tmp" and place.stat().st_mode & 0o777 == 0o700
     baked = Path(seen["PIPELINE_TUNED_CACHE"])
-    assert copy.read_bytes() == baked.read_bytes() and os.access(copy, os.W_OK)
-    assert [p.name for p in copy.parent.iterdir()] == [CACHE_FILE]
-    assert said.startswith("tuned cache: 3 entries")
-    copy.write_text("what the engine wrote")
-    env = {"PIPELINE_AUTOTUNE_CACHE_DIR": str(tmp_path / "root"), "TMPDIR": str(tmp_path)}
-    start("true", env=env, fake=fake_nvml, gpus=TWO)
-    assert copy.read_bytes() == baked.read_bytes()  # each start begins with the baked one
+    theirs = sorted((baked.parent / "engine" / samples.DIGEST).iterdir())
+    copies = sorted((place / samples.DIGEST).iterdir())
+    assert [p.name for p in copies] == [p.name for p in theirs] and len(copies) == 1 + ranks
+    assert [p.read_bytes() for p in copies] == [p.read_bytes() for p in theirs]
+    assert all(os.access(copy, os.W_OK) for copy in copies)
+    assert said.startswith("tuned cache: 3 entries") and ";" not in said
+    copies[0].write_text("what the engine wrote")
+    offered(fake_nvml, tmp_path, {"ranks": ranks})
+    assert copies[0].read_bytes() == theirs[0].read_bytes()  # each start begins with the baked one
 
 
 def test_a_variable_that_is_set_is_the_users(fake_nvml, tmp_path):
-    seen, said = offered(fake_nvml, tmp_path, layout_options(), VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR="/mine")
+    seen, said = offered(fake_nvml, tmp_path, VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR="/mine")
     assert seen["VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR"] == "/mine" and "left alone" in said
 
 
 def test_what_changes_the_engines_hash_is_a_miss(fake_nvml, tmp_path):
-    options = layout_options(variables={"VLLM_USE_DEEP_GEMM": "0"})
+    layout = {"variables": {"VLLM_USE_DEEP_GEMM": "0"}}
     env = {"VLLM_USE_DEEP_GEMM": "0", "VLLM_LOGGING_LEVEL": "DEBUG"}
-    assert "3 entries" in offered(fake_nvml, tmp_path / "a", options, **env)[1]
-    _, said = offered(fake_nvml, tmp_path / "b", options, VLLM_API_KEY="x")
+    assert "3 entries" in offered(fake_nvml, tmp_path / "a", layout, **env)[1]
+    _, said = offered(fake_nvml, tmp_path / "b", layout, VLLM_API_KEY="x")
     assert "not used: the engine's own hash changes with VLLM_API_KEY, VLLM_USE_DEEP_GEMM" in said
     env = {"PIPELINE_AUTOTUNE_CACHE_DIR": str(tmp_path / "b" / "root"), "PIPELINE_REQUIRE_TUNED": "1"}
     assert start("true", env=env, fake=fake_nvml, gpus=TWO).returncode == 7
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"directory": "../x"}, {"directory": "/etc"}, {"directory": ""}, {"variable": "LD_PRELOAD"}, {"variable": 3}],
+    ("words", "said"),
+    [
+        ("vllm serve /models/x -tp 2", ""),
+        ("vllm serve --tensor_parallel_size=2 --port 80 --model=/models/x --api-key k", ""),
+        ("vllm serve /models/x --tensor-parallel-size 2 --seed -1 --served-model-name a b", ""),
+        ("vllm serve /models/x -tp 4", "not used: it was tuned with other arguments (--tensor-parallel-size)"),
+        ("vllm serve /models/y -tp 2", "not used: it was tuned with other arguments (the model)"),
+        ("vllm serve /models/x -tp 2 --max-model-len 9 -q fp8", "(--max-model-len, --quantization)"),
+        ("vllm serve", "(the model, --tensor-parallel-size)"),
+        ("vllm bench", "not compared: what vllm is told is not in the command"),
+    ],
 )
+def test_other_arguments_are_a_miss_and_the_copy_is_offered_all_the_same(fake_nvml, tmp_path, words, said):
+    seen, line = offered(fake_nvml, tmp_path, command=words.split())
+    assert said in line and ("3 entries" in line) == ("not used" not in said and "(" not in said)
+    assert "VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR" in seen
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"directory": "../x"}, {"directory": "/etc"}, {"directory": ""}, {"directory": "f" * 64},
+        {"variable": "LD_PRELOAD"}, {"variable": 3}, {"arguments": 3, "variable": None},
+    ],
+)  # fmt: skip
 def test_a_layout_that_leads_elsewhere_is_not_followed(fake_nvml, tmp_path, change):
-    seen, said = offered(fake_nvml, tmp_path, layout_options(**change))
+    seen, said = offered(fake_nvml, tmp_path, change)
     assert "not used: its manifest describes no layout" in said and "LD_PRELOAD" not in seen
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["root"]
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["engine/../../../x", "engine/./y", "engine//z"])
+def test_a_file_of_a_manifest_that_leads_elsewhere_is_not_copied(fake_nvml, tmp_path, name):
+    path = samples.write_engine(tmp_path / "root", H200)
+    manifest = json.loads((path / MANIFEST_FILE).read_text())
+    manifest["files"][name] = {"size": 3, "sha256": "0" * 64}
+    (path / MANIFEST_FILE).write_text(json.dumps(manifest))
+    env = {"PIPELINE_AUTOTUNE_CACHE_DIR": str(tmp_path / "root"), "TMPDIR": str(tmp_path)}
+    done = start("true", env=env, fake=fake_nvml, gpus=TWO)
+    assert "not used: its " in done.stderr and "Traceback" not in done.stderr

@@ -11,7 +11,9 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from pipeline.cache.engine_variables import enters_028
 from pipeline.contract.errors import UsageError
+from pipeline.contract.plan import EngineRun
 
 from .group import Group, Offer
 
@@ -45,11 +47,22 @@ def layout_of(name: str) -> Layout:
     return module
 
 
-def describe(layout: Layout, group: Group, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+def describe(layout: Layout, group: Group, run: EngineRun, environment: Mapping[str, str]) -> dict[str, Any]:
     """What a manifest says in `options["layout"]`, so that the entry point can offer the key's files to the engine.
 
-    `variables` are those that entered the engine's hash when it tuned; None where none does.
+    With it lies what enters the engine's own hash as far as we can see it: the words after its serve command, and in
+    `variables` those of the environment that it ran in; left out where none enters.
     """
     offer = layout.offer(group)
-    said: dict[str, Any] = {"engine": layout.NAME, "variable": offer.variable, "directory": offer.directory}
-    return said if variables is None else {**said, "variables": dict(variables)}
+    said: dict[str, Any] = {
+        "engine": layout.NAME,
+        "version": run.version,
+        "variable": offer.variable,
+        "directory": offer.directory,
+        "writes": offer.writes,
+        "model": run.model,
+        "arguments": list(run.arguments),
+    }
+    if layout.NAME == "vllm" and group.parts.get("kind") == "shared":
+        said["variables"] = {name: value for name, value in sorted(environment.items()) if enters_028(name)}
+    return said

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.cache.engine_variables import SGLANG as VARIABLE
@@ -84,13 +84,26 @@ def check(group: Group) -> tuple[str, ...]:
     if not re.fullmatch(r"[0-9a-f]{16}", group.parts["digest"]):
         said.append(f"{group.directory} is not named by a hash of SGLang's")
     files, wrong = read_group(group)
-    said += wrong + whole_ranks(group) + same_records(files)
-    for _, team in _teams(group.files):
-        said += same_answers([pair for pair in files if pair[0] in team])
+    said += wrong + whole_ranks(_grid(group)) + same_records(files)
+    for _, team in _teams(_grid(group).files):
+        paths = {one.path for one in team}
+        said += same_answers([pair for pair in files if pair[0].path in paths])
         spelled = {one.path.name: one.path.read_bytes() for one in team if one.path.is_file()}
         if len({_digest(data) for data in spelled.values()}) > 1:
             said.append(f"SGLang deletes them and tunes again, since they are not equal: {', '.join(spelled)}")
     return tuple(said)
+
+
+def _grid(group: Group) -> Group:
+    """The group without `dp` where that says nothing of its own: under data parallel attention each tensor parallel
+    rank has one `dp`, and all of them tune together.
+    """
+    places = [dict(one.place) for one in group.files]
+    ranks = {(place["pp"], place["tp"]) for place in places}
+    if len(ranks) < len(places) or len({place["dp"] for place in places}) < 2:
+        return group
+    files = tuple(replace(one, place=tuple(part for part in one.place if part[0] != "dp")) for one in group.files)
+    return replace(group, files=files)
 
 
 def _teams(files: Iterable[RankFile]) -> list[tuple[object, list[RankFile]]]:

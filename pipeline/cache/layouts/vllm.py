@@ -21,10 +21,8 @@ from pathlib import Path
 
 from pipeline.cache.engine_variables import VLLM as VARIABLE
 from pipeline.cache.engine_variables import enters_028
-from pipeline.cache.finding import shown
-from pipeline.cache.jsontext import CacheMissing, CacheUnreadable, parse_object, read_bytes
-from pipeline.contract.digest import sha256_bytes
 
+from . import managed
 from .group import Group, Offer, RankFile, files_below, read_group, same_answers, same_records, whole_ranks
 
 NAME = "vllm"
@@ -96,7 +94,7 @@ def _group(root: Path, folder: Path, files: list[RankFile]) -> Group:
 def check(group: Group) -> tuple[str, ...]:
     """vLLM's rule for using a group, and ours for trusting it."""
     if group.parts["kind"] == "store":
-        return tuple(_check_store(group))
+        return tuple(managed.check(group))
     said: list[str] = []
     if not _HASH.fullmatch(group.parts["digest"]):
         said.append(f"{group.directory} is not named by a hash of vLLM's")
@@ -117,34 +115,6 @@ def check(group: Group) -> tuple[str, ...]:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         said.append(f"the ranks hold different numbers of entries, and vLLM then uses none: {listed}")
     return tuple(said)
-
-
-def _check_store(group: Group) -> list[str]:
-    """FlashInfer's managed store: directory and files are named by digests of what they hold."""
-    said: list[str] = []
-    for one in group.files:
-        try:
-            value, found = parse_object(read_bytes(one.path), one.path.name)
-        except (CacheMissing, CacheUnreadable) as error:
-            said.append(error.message)
-            continue
-        said += [str(finding) for finding in found]
-        if one.path.name == "manifest.json":
-            if sha256_bytes(_canonical(value))[:16] != one.path.parent.name:
-                said.append(f"{group.directory} is not the digest of its manifest: FlashInfer never looks there")
-        elif not isinstance(value.get("key"), str) or not isinstance(value.get("runner"), str) or "tactic" not in value:
-            said.append(f"{one.path.name} is no entry of the store")
-        elif sha256_bytes(value["key"].encode("utf-8", "replace"))[:24] != one.path.stem:
-            said.append(f"{one.path.name} is not named by its key {shown(value['key'], 80)}: FlashInfer never finds it")
-    if len(group.files) < 2:
-        said.append(f"{group.directory} has no entries")
-    return said
-
-
-def _canonical(value: object) -> bytes:
-    import json
-
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def offer(group: Group) -> Offer:
