@@ -6,17 +6,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import CacheRefused, UsageError
-from pipeline.contract.manifest import Manifest
-from pipeline.contract.record import Record
 
 from .finding import shown
 from .jsontext import CacheUnreadable, parse_object, read_bytes
 from .judge import Field
 from .read import METADATA
+
+if TYPE_CHECKING:
+    from pipeline.contract.record import Record
 
 # FlashInfer always records these; a record without them is none of FlashInfer's.
 _NEEDED = ("flashinfer_version", "gpu")
@@ -66,8 +67,12 @@ def parse_environment(data: bytes, source: str) -> Environment:
         if found:
             raise EnvironmentInvalid(found[0].what, hint=hint)
         if "flashinfer" in value and "arch" in value:
+            from pipeline.contract.record import Record  # here and below: most often a flat record is given
+
             return from_record(Record.from_json(value), source)
         if "record" in value and "plan" in value:
+            from pipeline.contract.manifest import Manifest
+
             return from_record(Manifest.from_json(value).record, source)
     except CacheUnreadable as error:
         raise EnvironmentInvalid(error.message, hint=hint) from error

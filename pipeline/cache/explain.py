@@ -6,26 +6,28 @@ all Answers of a root  =  Explanation: used when one sound key fits and none is 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.contract.errors import PipelineError
-from pipeline.contract.manifest import Manifest
 from pipeline.contract.places import MANIFEST_FILE
-from pipeline.contract.record import Record
 
 from .advice import Advice, advise
 from .cost import Cost, cost_of_dead_entries, cost_of_refusal
-from .enginefiles import engine_notes
 from .environment import Environment
 from .finding import Finding, shown
 from .jsontext import CacheUnreadable
 from .judge import Judgement, judge, judge_source, severity
 from .read import CacheFile, inspect_cache
-from .store import check
-from .tree import Stored, Tree, load_manifest
+
+if TYPE_CHECKING:  # a single file is explained without what keys and manifests need, which takes as long to import
+    from pipeline.contract.manifest import Manifest
+    from pipeline.contract.record import Record
+
+    from .tree import Stored, Tree
 
 _MOST = 20  # findings shown per key; all of them are in the JSON
 
@@ -112,16 +114,26 @@ def explain_file(source: bytes | Path, environment: Environment | None, *, name:
     manifest = None
     if isinstance(source, Path):
         name = name or shown(str(source))
-        try:  # beside a baked file lies what it cost to make; its absence or damage changes nothing for FlashInfer
-            manifest = load_manifest(source.with_name(MANIFEST_FILE))
-        except PipelineError:
-            manifest = None
+        manifest = _manifest_beside(source)
     try:
         file = inspect_cache(source, where=name)
     except CacheUnreadable:
         return combine([_answer(name, judge_source(source, None, where=name), None, None, environment)])
     record = environment.record if environment is not None else None
     return combine([_answer(name, judge(file, record), file, manifest, environment)])
+
+
+def _manifest_beside(file: Path) -> Manifest | None:
+    """What lies beside a baked file says what it cost to make; its absence or damage changes nothing for FlashInfer."""
+    beside = file.with_name(MANIFEST_FILE)
+    if not os.path.lexists(beside):
+        return None
+    from .tree import load_manifest
+
+    try:
+        return load_manifest(beside)
+    except PipelineError:
+        return None
 
 
 def explain_tree(tree: Tree, environment: Environment | None, *, baked: bool) -> Explanation:
@@ -158,6 +170,9 @@ def combine(answers: Iterable[Answer]) -> Explanation:
 
 
 def _stored_answer(stored: Stored, environment: Environment | None, baked: bool) -> Answer:
+    from .enginefiles import engine_notes
+    from .store import check
+
     lacks_manifest = stored.manifest is None and not (stored.path / MANIFEST_FILE).exists()
     findings = check(stored)
     notes = engine_notes(stored.manifest)

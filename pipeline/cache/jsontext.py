@@ -158,13 +158,12 @@ def _deeper(value: object, limit: int) -> bool:
     """Whether a value nests deeper than `limit`, found without recursing."""
     level: list[object] = [value]
     for _ in range(limit):
-        below: list[object] = []
-        for one in level:
-            if isinstance(one, dict):
-                below.extend(one.values())
-            elif isinstance(one, list):
-                below.extend(one)
-        level = [one for one in below if isinstance(one, (dict, list))]
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one if isinstance(one, list) else ())
+            if type(inner) is list or type(inner) is dict
+        ]
         if not level:
             return False
     return True

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.contract.errors import CacheRefused
 
@@ -25,16 +25,18 @@ RECORDS = "_records"
 GENERATION = "_generation"
 
 
+_TACTICS = frozenset({list, int, str, bool, float})
+
+
 class CacheUnsound(CacheRefused):
     """A cache file that must not be used; every reason is among the details."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """What answers for one key: the runner's class name and the tactic, lists where FlashInfer has tuples.
 
     `policy` (how it was measured) and `selection` (`time_ms`, `runner_up_ms`, `margin`, `candidates`) exist
-    from 0.7 on.
+    from 0.7 on. A tuple, since a file has ten thousand.
     """
 
     runner: str
@@ -118,8 +120,9 @@ def _cache_file(value: dict[str, Any], where: str, found: list[Finding]) -> Cach
         found.append(Finding(where, f"_records is {shown(extras[RECORDS], 40)}", "tune again", finding.BAD_RECORDS))
     entries: dict[str, Entry] = {}
     for key, raw in value.items():
-        wrong = _wrong_entry(raw)
-        if wrong:
+        if type(raw) is list and len(raw) == 2 and raw[0] and type(raw[0]) is str and type(raw[1]) in _TACTICS:
+            entries[key] = Entry(raw[0], raw[1])
+        elif wrong := _wrong_entry(raw):
             found.append(Finding(where, f"entry {shown(key)} {wrong}", "tune again", finding.BAD_ENTRY))
         else:
             policy = tuple(raw[2]) if len(raw) > 2 else None

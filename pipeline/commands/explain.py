@@ -48,17 +48,17 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _explain_path(path: Path, environment: Environment | None) -> Explanation:
-    from pipeline.cache.enginegroups import engine_groups, explain_group
     from pipeline.cache.explain import combine, explain_file, explain_tree
-    from pipeline.cache.tree import Tree, find_keys, read_key, walk
     from pipeline.commands._caches import here, loose_files
-    from pipeline.contract.errors import CacheRefused
-    from pipeline.contract.key import Key
     from pipeline.contract.places import CACHE_FILE
 
     environment = environment or here()
     if not path.is_dir():
         return explain_file(path, environment)
+    from pipeline.cache.tree import Tree, find_keys, read_key, walk
+    from pipeline.contract.errors import CacheRefused
+    from pipeline.contract.key import Key
+
     root = path.resolve()
     if (root / CACHE_FILE).exists():  # a key's own directory
         try:
@@ -68,6 +68,8 @@ def _explain_path(path: Path, environment: Environment | None) -> Explanation:
         above = root.parents[2]
         return explain_tree(Tree(above, (read_key(above, key),)), environment, baked=False)
     if not find_keys(root):
+        from pipeline.cache.enginegroups import engine_groups, explain_group
+
         groups = engine_groups(root)
         grouped = {one.path for group in groups for one in group.files}
         answers = [explain_group(group, environment) for group in groups]

@@ -134,7 +134,6 @@ def main(engine):
     parser.add_argument("--load-format", default="auto")
     parser.add_argument("--skip-tokenizer-init", action="store_true")
     parser.add_argument("--stand-in", default="")
-    parser.add_argument("--once", action="store_true", help="end when it would answer")
     words = parser.parse_args(sys.argv[2:] if engine == "vllm" else sys.argv[1:])
     words.model = (words.positional or [words.model])[0]
     config = json.loads((Path(words.model) / "config.json").read_text())
@@ -147,7 +146,7 @@ def main(engine):
     if words.stand_in != "tunes-nothing":
         held, tuned = shape(words, config, metadata())
         print(f"stand-in: {held} entries, {tuned} tuned at this start, load format {words.load_format}", flush=True)
-    if not words.once:
+    if not os.environ.get("STAND_IN_ONCE"):  # else it ends when it would answer
         http.server.HTTPServer((words.host, words.port), Health).serve_forever()
 
 

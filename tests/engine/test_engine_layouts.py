@@ -74,7 +74,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def image(pipeline: Any, base: str, model: Path, name: str, *words: str) -> Any:
     return pipeline(
-        "image", str(model), "--base-image", base, "--device", "cpu", "--image", name, "--json", *words, timeout=300
+        "image", str(model), "--base-image", base, "--device", "cpu", "--image", name, "--json", *words
     )
 
 
@@ -132,13 +132,13 @@ def test_vllm_tunes_in_its_own_start_and_finds_it_at_the_next(
         assert f"engine/{layout['directory']}/{one}" in manifest["files"]
         assert "weights.safetensors" not in json.dumps(manifest)
 
-        run = [MODEL, *words, "--once"]
-        env = {"VLLM_USE_DEEP_GEMM": "0"}
+        run = [MODEL, *words]
+        env = {"VLLM_USE_DEEP_GEMM": "0", "STAND_IN_ONCE": "1"}
         status, out, err = serve(client, name, run, environment=env)
         assert status == 0, err
         assert "3 entries, 0 tuned at this start, load format auto" in out
         assert err.startswith("tuned cache: 3 entries for ") and len(err.splitlines()) == 1
-        status, out, err = serve(client, name, [MODEL, "--max-model-len", "9", "--once"], environment=env)
+        status, out, err = serve(client, name, [MODEL, "--max-model-len", "9"], environment=env)
         assert "not used: it was tuned with other arguments (--max-model-len" in err
         if version == "0.28.0":
             status, out, err = serve(client, name, run, environment={**env, "VLLM_API_KEY": "secret"})
@@ -172,8 +172,10 @@ def test_sglang_tunes_in_its_own_start(base: tuple[str, str], model: Path, pipel
         assert sorted(file.rpartition("/")[2] for file in files if file.startswith("engine/flashinfer/autotune/")) == [
             "rank_tp0_pp0_dp0.json", "rank_tp1_pp0_dp0.json",
         ]  # fmt: skip
-        command = ["python3", "-m", "sglang.launch_server", "--model-path", MODEL, "--tp-size", "2", "--once"]
-        status, out, err = serve(client, name, command, entrypoint=["/opt/pipeline/bin/pipeline-run"])
+        command = ["python3", "-m", "sglang.launch_server", "--model-path", MODEL, "--tp-size", "2"]
+        status, out, err = serve(
+            client, name, command, entrypoint=["/opt/pipeline/bin/pipeline-run"], environment={"STAND_IN_ONCE": "1"}
+        )
         assert (status, "3 entries, 0 tuned at this start" in out) == (0, True), err
     finally:
         client.images.remove(name, force=True)

@@ -49,7 +49,7 @@ def record(gpu: str = "") -> Record:
 
 def manifest(gpu: str = "", tactic: int = 3, **change) -> tuple[Manifest, bytes]:
     """A manifest and the cache file that it describes."""
-    rec, what = record(gpu), plan("90a" if gpu else "cpu-x86_64")
+    rec, what = change.get("record") or record(gpu), plan("90a" if gpu else "cpu-x86_64")
     entries = {entry_key(b): ["TiledRunner", tactic] for b in what.ops[0].buckets}
     data = (json.dumps({"_metadata": dict(rec.flashinfer), **entries}, indent=2) + "\n").encode()
     made = Manifest(
