@@ -18,6 +18,7 @@ from .dockerfile import (
     split,
     split_instruction,
 )
+from .gitrefs import Shell
 from .texts import Found, Texts, joined
 
 _NAME = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
@@ -57,16 +58,18 @@ class Dockerplaces:
             if stage.parent is None and not wrong & _names(stage.raw_base):
                 yield from ((stage.line, found) for found in self.texts.look(stage.base))
         label: str | int | None = None
-        directory = ""
+        shells = [Shell()]
         stages = iter(reading.stages)
         for instruction in reading.instructions:
+            values = self._values(reading, label, instruction.first)
             if instruction.name == "FROM":
-                label, directory = next(stages).label, ""
+                stage = next(stages)
+                label = stage.label
+                shells.append(Shell() if stage.parent is None else shells[stage.parent + 1].copy())
             elif instruction.name == "WORKDIR":
-                directory = instruction.rest.strip().strip("\"'")
+                shells[-1].enter(_substituted(instruction.rest.strip().strip("\"'"), values)[0])
             elif instruction.name != "ARG" and not _is_onbuild_arg(instruction):
-                values = self._values(reading, label, instruction.first)
-                yield from self._instruction(instruction, values, directory)
+                yield from self._instruction(instruction, values, shells[-1])
 
     def _wrong_args(self, reading: Dockerfile) -> set[str]:
         """ARGs that are findings themselves, so that what is built from them need not be one again."""
@@ -83,19 +86,19 @@ class Dockerplaces:
         }
 
     def _instruction(
-        self, instruction: Instruction, values: Mapping[str, str], directory: str
+        self, instruction: Instruction, values: Mapping[str, str], shell: Shell
     ) -> Iterator[tuple[int, Found]]:
         rest = instruction.rest
         if instruction.name == "ENV" and "=" not in rest.partition(" ")[0]:
             rest = rest.replace(" ", "=", 1)
         text, offsets = _substituted(" ".join([*instruction.flags, rest]), values)
         before = sum(len(flag) + 1 for flag in instruction.flags)
-        for found in self.texts.look(text, directory):
+        for found in self.texts.look(text, shell):
             yield instruction.line_at(max(offsets[found.at] - before, 0)), found
         for heredoc in instruction.heredocs:
             lines = [_substituted("" if line.lstrip().startswith("#") else line, values)[0] for line in heredoc.lines]
             starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
-            for found in self.texts.look(joined("\n".join(lines)), directory):
+            for found in self.texts.look(joined("\n".join(lines)), shell):
                 yield heredoc.first + bisect_right(starts, found.at) - 1, found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .gitrefs import URL as _URL
-from .gitrefs import refs
+from .gitrefs import Shell, refs
 from .relations import PLACE, Relation, canonical
 from .sites import local_label, same_version
 from .source import FILE, Versions
@@ -36,8 +36,9 @@ _REF_AFTER = (
 _ASSIGNED = re.compile(  # all but the name is only looked at, so that `run: X_VERSION=1` is seen twice
     r"(?:(?<![\w$\{./-])|(?<=[\s\"']-D))([A-Za-z_]\w*+)(?=\\?[\"']?[ \t]*"
     r"(?::[ \t]*&?[A-Za-z_][\w.\[\]]{0,60}[ \t]*=|[:?]{0,2}=|:(?=[ \t\"']))[ \t]*(?![=~])"
-    r"\\?[\"']?([^\s\"'$`;&|,)}\]<>\\]+))"
+    r"\\?[\"']?([^\s\"'$`;&|,)}\]<>\\]{1,200}))"
 )
+_SHOWN = 300  # characters; no file of a package has a longer name
 _NUMBER = re.compile(r"v?\d")
 _FALLBACK = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^${}]+)\}")
 _BACKEND = re.compile(r"torch[-_]backend[=\s]+[\"']?([a-z]+\d+)\b", re.IGNORECASE)
@@ -78,16 +79,16 @@ class Texts:
         self.images = [(_image_pattern(image), name) for image, name in sorted(images, reverse=True)]
         self.labels = {name: labels_of(versions, name) for name in versions if versions.relation(name).local_label}
 
-    def look(self, text: str, directory: str = "") -> Iterator[Found]:
+    def look(self, text: str, shell: Shell | None = None) -> Iterator[Found]:
         """Every governed version in one command or text; `$…` is left to the checks of the ARGs behind it.
 
-        `directory` is where its commands run, as far as known.
+        `shell` is where its commands run and what was cloned before, as far as known; what they clone is added.
         """
-        for match, found in self._matches(text, directory):
+        for match, found in self._matches(text, shell or Shell()):
             for one in found:
                 yield one._replace(at=match.start() + len(match[0]) - len(match[0].lstrip()))
 
-    def _matches(self, text: str, directory: str) -> Iterator[tuple[re.Match[str], Iterator[Found]]]:
+    def _matches(self, text: str, shell: Shell) -> Iterator[tuple[re.Match[str], Iterator[Found]]]:
         for pattern, name in self.images:
             for match in pattern.finditer(text):
                 yield match, self.image(name, match["image"], match["tag"])
@@ -101,9 +102,7 @@ class Texts:
         for match in _URL.finditer(text) if "://" in text or "git@" in text else ():
             yield match, self.address(match[0])
         if "git" in text or "branch" in text:
-            for match, repository, ref in refs(
-                text, lambda url: self._repository(url)[0], self.repositories, directory
-            ):
+            for match, repository, ref in refs(text, self.repository, self.repositories, shell):
                 yield match, self.ref(repository, self.repositories[repository], ref)
 
     def assignment(self, name: str, value: str) -> Iterator[Found]:
@@ -136,6 +135,7 @@ class Texts:
 
     def label(self, label: str, text: str) -> Iterator[Found]:
         """A label such as `cu130` where it is of the shape of one that a name gives."""
+        text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"  # an address may hold thousands of labels
         for name, labels in self.labels.items():
             if labels.shape.fullmatch(label):
                 right = any(spelled == label or spelled.startswith(label) for spelled in labels.spelled)
@@ -149,18 +149,22 @@ class Texts:
         whole, _, fragment = (url.partition("://")[2] or url).partition("#")
         bare, _, query = whole.partition("?")
         parts = [part for part in bare.split("/")[1:] if part]
-        named = _FILE.match(parts[-1]) if parts else None
+        named = _FILE.match(parts[-1]) if parts and len(parts[-1]) <= _SHOWN else None
         if named:
             version = re.sub("%2[Bb]", "+", named[2])
             yield from self.pin(named[1], parts[-1], version)
         for part in parts:
             yield from self.label(part, url)
-        repository, ref = self._repository(url)
+        repository, ref = self._repository_and_ref(url)
         asked = next((found[1] for found in re.finditer(r"(?:^|&)(?:tag|ref|branch)=([^&]+)", query)), "")
         if repository:
             yield from self.ref(repository, self.repositories[repository], ref or asked or fragment.partition(":")[0])
 
-    def _repository(self, url: str) -> tuple[str, str]:
+    def repository(self, url: str) -> str:
+        """The governed repository that an address names, or nothing."""
+        return self._repository_and_ref(url)[0]
+
+    def _repository_and_ref(self, url: str) -> tuple[str, str]:
         """The governed repository that an address names, and the ref or version in it; empty where there is none."""
         path = re.split(r"://|^git@[^:]+:", url)[-1].partition("?")[0].partition("#")[0]
         parts = path.split("/")
@@ -169,7 +173,7 @@ class Texts:
             stem = canonical(stem.removesuffix(".git"))
             if stem not in self.repositories or (at == 0 and len(parts) > 1 and "git@" not in url):
                 continue
-            after = parts[at + 1 :]
+            after = parts[at + 1 : at + 9]
             if after and after[0] == stem:  # an owner of the same name
                 continue
             if not ref and after and (after[0] in _REF_AFTER or after[0] in ("releases", "refs", "-")):
