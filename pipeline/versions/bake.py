@@ -34,6 +34,14 @@ class Text(NamedTuple):
     value: str
 
 
+class NestedTooDeeply(Exception):
+    """Brackets within brackets, more than can be followed; `line` is where that was."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__(line)
+        self.line = line
+
+
 class _Token(NamedTuple):
     kind: str
     text: str
@@ -41,8 +49,12 @@ class _Token(NamedTuple):
 
 
 def read_hcl(text: str) -> list[Text]:
-    """Every string of an HCL file; what is no HCL is passed over."""
-    return list(_Reader(list(_tokens(text.removeprefix("\ufeff")))).body((), ""))
+    """Every string of an HCL file; what is no HCL is passed over; raise `NestedTooDeeply`."""
+    reader = _Reader(list(_tokens(text.removeprefix("\ufeff"))))
+    try:
+        return list(reader.body((), ""))
+    except RecursionError:
+        raise NestedTooDeeply(reader.peek().line) from None
 
 
 def read_json(text: str) -> tuple[list[Text], list[tuple[int, str]]]:

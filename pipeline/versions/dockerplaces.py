@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from .dockerfile import (
     ENGINE,
     NEWEST,
+    Arg,
     Dockerfile,
     Instruction,
     Problem,
     named_by,
     read,
-    split,
-    split_instruction,
 )
 from .gitrefs import Shell
 from .texts import Found, Texts, joined
@@ -42,12 +42,9 @@ class Dockerplaces:
         """Line, name and value of each ARG, and whether it is made of others; None where no default is written."""
         seen: set[tuple[int, str, str | None, bool]] = set()
         for reading in self.readings:
-            for arg in reading.args:
+            for arg in (*reading.args, *reading.held):
                 value = arg.value if arg.raw is not None else None
                 seen.add((arg.line, arg.name, value, _NAME.search(arg.raw or "") is not None))
-        for instruction in self.readings[0].instructions:
-            if instruction.name == "ONBUILD":
-                seen |= set(_onbuild(instruction))
         return iter(sorted(seen, key=lambda row: (row[0], row[1], row[2] or "")))
 
     def inside(self) -> Iterator[tuple[int, Found]]:
@@ -57,14 +54,18 @@ class Dockerplaces:
         for stage in reading.stages:
             if stage.parent is None and not wrong & _names(stage.raw_base):
                 yield from ((stage.line, found) for found in self.texts.look(stage.base))
-        label: str | int | None = None
         shells = [Shell()]
         stages = iter(reading.stages)
+        declared = self._declared(reading)
+        coming: deque[Arg] = deque()  # ARGs of the stage that stand further down
+        values: dict[str, str] = {}
         for instruction in reading.instructions:
-            values = self._values(reading, label, instruction.first)
+            while coming and coming[0].line <= instruction.first:
+                arg = coming.popleft()
+                values[arg.name] = arg.value or ""
             if instruction.name == "FROM":
                 stage = next(stages)
-                label = stage.label
+                coming, values = declared[stage.label], {}
                 shells.append(Shell() if stage.parent is None else shells[stage.parent + 1].copy())
             elif instruction.name == "WORKDIR":
                 shells[-1].enter(_substituted(instruction.rest.strip().strip("\"'"), values)[0])
@@ -77,13 +78,13 @@ class Dockerplaces:
         found = {arg.name for arg in reading.args if arg.name in managed and arg.value not in (None, managed[arg.name])}
         return found | {arg.name for arg in reading.args if any(one.wrong for one in self.texts.look(arg.value or ""))}
 
-    def _values(self, reading: Dockerfile, label: str | int | None, line: int) -> dict[str, str]:
-        """What a shell of this stage sees, without the managed names, whose ARGs are checked where they stand."""
-        return {
-            arg.name: arg.value
-            for arg in reading.args
-            if arg.stage == label and arg.line <= line and arg.value and arg.name not in self.texts.versions
-        }
+    def _declared(self, reading: Dockerfile) -> dict[str | int | None, deque[Arg]]:
+        """What shells of each stage see, without the managed names, whose ARGs are checked where they stand."""
+        found: dict[str | int | None, deque[Arg]] = defaultdict(deque)
+        for arg in reading.args:
+            if arg.value and arg.name not in self.texts.versions:
+                found[arg.stage].append(arg)
+        return found
 
     def _instruction(
         self, instruction: Instruction, values: Mapping[str, str], shell: Shell
@@ -125,15 +126,4 @@ def _substituted(text: str, values: Mapping[str, str]) -> tuple[str, list[int]]:
 
 def _is_onbuild_arg(instruction: Instruction) -> bool:
     """Whether it holds an ARG ready, which is looked at among the ARGs."""
-    return instruction.name == "ONBUILD" and instruction.rest.split(maxsplit=1)[:1] in (["ARG"], ["arg"])
-
-
-def _onbuild(instruction: Instruction) -> Iterator[tuple[int, str, str | None, bool]]:
-    """ARGs with a plain default that an ONBUILD holds ready for images built on this one."""
-    name, _, rest, _ = split_instruction(instruction.rest, "\\", ENGINE)
-    if name != "ARG":
-        return
-    for word in split(rest, "\\"):
-        key, equals, value = word.text.partition("=")
-        if key and equals and "$" not in value:
-            yield instruction.first, key, re.sub(r"[\"']", "", value), False
+    return instruction.name == "ONBUILD" and instruction.rest[:4].strip().upper() == "ARG"

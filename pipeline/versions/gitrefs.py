@@ -90,7 +90,7 @@ def refs(
 
     `repository` gives the governed repository of an address, or nothing; `known` holds them all.
     """
-    here, before, outside = shell.directory, shell.directory, list[str]()
+    walk = _Walk(shell.directory)
     last = ""  # the repository cloned last since the directory changed, else before that where it is not known
     for command in _COMMAND.finditer(text):
         words, span = command[0], command.span()
@@ -102,22 +102,16 @@ def refs(
                 yield found, owner, found[1]
         moved = _CD.search(text, *span)
         if moved:
-            if text[moved.start() - 1 : moved.start()] == "(" or moved[0].startswith("pushd"):
-                outside.append(here)
-            to = (moved[1] or "").strip(_QUOTES)
-            if not to:
-                here = outside.pop() if outside else ""
-            else:
-                here, before = (before if to == "-" else "" if "$" in to else _joined(here, to)), here
-            last = last if not here else ""
+            walk.follow(moved)
+            last = last if not walk.here else ""
         if urls and re.search(r"\bclone\b", words):
             start, end, last = urls[-1]
             rest = _VALUED.sub(" ", text[end : span[1]].lstrip(_QUOTES)).split()
             made = rest[0].strip(_QUOTES) if rest else re.split(r"[/:]", text[start:end].rstrip("/"))[-1]
-            shell.add(_joined(here, made.removesuffix(".git")), last)
+            shell.add(_joined(walk.here, made.removesuffix(".git")), last)
         for found in acts:
             inside = _IN.search(found[1])
-            place = _joined(here, (inside[1] or inside[2]).strip(_QUOTES)) if inside else here
+            place = _joined(walk.here, (inside[1] or inside[2]).strip(_QUOTES)) if inside else walk.here
             if found[2] == "remote":
                 if urls:
                     last = urls[-1][2]
@@ -127,8 +121,31 @@ def refs(
             owner = named[0] if named else _owned(shell, place, known, last)
             if owner:
                 yield from ((found, owner, ref) for ref in _wanted(found[2], found[3]))
-        for _ in range(min(words.count(")"), len(outside))):
-            here = outside.pop()
+        walk.leave(words.count(")"))
+
+
+class _Walk:
+    """The directory while commands run, with those to which `)`, `popd` and `cd -` lead back; empty: not known."""
+
+    def __init__(self, here: str) -> None:
+        self.here = self.before = here
+        self.outside: list[str] = []
+
+    def follow(self, moved: re.Match[str]) -> None:
+        """One `cd`, `pushd` or `popd`."""
+        to = (moved[1] or "").strip(_QUOTES)
+        if not to:
+            self.leave(1)
+            return
+        if moved.string[moved.start() - 1 : moved.start()] == "(" or moved[0].startswith("pushd"):
+            self.outside.append(self.here)
+        known = self.before if to == "-" else "" if "$" in to else _joined(self.here, to)
+        self.here, self.before = known, self.here
+
+    def leave(self, times: int) -> None:
+        """So many subshells end."""
+        for _ in range(min(times, len(self.outside))):
+            self.here = self.outside.pop()
 
 
 def _owned(shell: Shell, place: str, known: Container[str], last: str) -> str:

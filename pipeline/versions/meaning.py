@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase as fnmatch
 
-from .bake import Text, read_hcl, read_json
+from .bake import NestedTooDeeply, Text, read_hcl, read_json
 from .dockerplaces import Dockerplaces
 from .findings import Finding
 from .render import FOLDER, has_templates
@@ -136,8 +136,8 @@ class _Collector:
         elif kind == "hcl":
             try:
                 self._bake(path, read_hcl(text))
-            except RecursionError:
-                self.result.findings.append(Finding(path, 0, 0, "is nested too deeply", "bake"))
+            except NestedTooDeeply as error:
+                self.result.findings.append(Finding(path, error.line, 0, "is nested too deeply", "bake"))
         elif kind == "json":
             texts, problems = read_json(text)
             self.result.findings += [Finding(path, line, 0, message, "bake") for line, message in problems]
@@ -184,6 +184,8 @@ class _Collector:
             self.result.sites.add(Site(path, line, name, kind, text, wrong))
             return
         if not value:
+            if value == "" and not made:
+                self._managed(path, line, f"{what} {name}=", name)
             return
         stem = re.fullmatch(r"(.+?)(?:_GIT)?_(?:REF|TAG|BRANCH)", name, re.IGNORECASE)
         governed = f"{stem[1]}{SUFFIX}".upper() if stem else ""

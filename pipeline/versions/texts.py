@@ -41,6 +41,10 @@ _ASSIGNED = re.compile(  # all but the name is only looked at, so that `run: X_V
 _SHOWN = 300  # characters; no file of a package has a longer name
 _NUMBER = re.compile(r"v?\d")
 _FALLBACK = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^${}]+)\}")
+ENVIRON = re.compile(  # os.environ.get("X", "1.2"), os.getenv(…), setdefault(…), and `… or "1.2"`
+    r"\b(?:getenv|environ(?:\.get|\.setdefault))\(\s*[\"']([A-Za-z_]\w*)[\"']\s*"
+    r"(?:,\s*(?:default\s*=\s*)?|\)\s*or\s+)[\"']([^\s\"'\\]{1,200})[\"']"
+)
 _BACKEND = re.compile(r"torch[-_]backend[=\s]+[\"']?([a-z]+\d+)\b", re.IGNORECASE)
 _HOST = r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+(?::\d+)?|localhost(?::\d+)?|[A-Za-z0-9-]+:\d+)/"
 
@@ -92,7 +96,7 @@ class Texts:
         for pattern, name in self.images:
             for match in pattern.finditer(text):
                 yield match, self.image(name, match["image"], match["tag"])
-        for match in (*_ASSIGNED.finditer(text), *_FALLBACK.finditer(text)):
+        for match in (*_ASSIGNED.finditer(text), *_FALLBACK.finditer(text), *ENVIRON.finditer(text)):
             if match[1] in self.versions and _alike(match[2], self.versions[match[1]]):
                 yield match, self.assignment(match[1], match[2])
         for match in _PIN.finditer(text):

@@ -38,12 +38,13 @@ def audit(tmp_path: Path, files: dict[str, str | bytes]) -> list[Disagreement]:
     return judge(look(plant(tmp_path, files)).places)
 
 
-def summary(found: list[Disagreement], least: Confidence = Confidence.LIKELY) -> dict[str, tuple[str, list[str]]]:
-    return {
-        one.name: (one.confidence.name.lower(), sorted(value for value, _ in one.values))
+def summary(found: list[Disagreement], least: Confidence = Confidence.LIKELY) -> list[tuple[str, str, list[str]]]:
+    """Name, confidence and values of every disagreement that is at least so sure, in their order."""
+    return [
+        (one.name, one.confidence.name.lower(), sorted(value for value, _ in one.values))
         for one in found
         if one.confidence >= least
-    }
+    ]
 
 
 # Written after what a large project of this field carried in one release.
@@ -64,11 +65,11 @@ DRIFT: dict[str, str | bytes] = {
 
 def test_the_drift_of_a_real_release_is_found(tmp_path: Path) -> None:
     found = audit(tmp_path, DRIFT)
-    assert summary(found) == {
-        "CUDA_VERSION": ("likely", ["13.0.2", "13.0.3"]),
-        "FLASHINFER_VERSION": ("likely", ["0.7.2", "0.7.2.post1"]),
-    }
-    assert "MAX_JOBS" in summary(found, Confidence.POSSIBLE)
+    assert summary(found) == [
+        ("CUDA_VERSION", "likely", ["13.0.2", "13.0.3"]),
+        ("FLASHINFER_VERSION", "likely", ["0.7.2", "0.7.2.post1"]),
+    ]
+    assert "MAX_JOBS" in [name for name, _, _ in summary(found, Confidence.POSSIBLE)]
     cuda = next(one for one in found if one.name == "CUDA_VERSION")
     places = {(place.path, place.line, place.kind) for _, group in cuda.values for place in group}
     assert places == {("docker/Dockerfile", 1, "ARG"), (".buildkite/release.yaml", 3, "build-arg")}
@@ -126,7 +127,59 @@ def test_the_drift_of_a_real_release_is_found(tmp_path: Path) -> None:
 )
 def test_how_sure_it_is(tmp_path: Path, files: dict[str, str | bytes], name: str, confidence: str) -> None:
     found = summary(audit(tmp_path, files), Confidence.POSSIBLE)
-    assert found[name][0] == confidence
+    assert [sure for one, sure, _ in found if one == name] == [confidence]
+
+
+def test_a_stronger_disagreement_hides_no_weaker_one_of_its_name(tmp_path: Path) -> None:
+    found = audit(
+        tmp_path,
+        {
+            "Dockerfile": "FROM a\nARG V_VERSION=1.1\nFROM b\nARG V_VERSION=1.2\n",
+            "ci.yml": "- run: docker build --build-arg V_VERSION=1.3 .\n- run: docker build --build-arg V_VERSION=1.1 .\n",
+            "code.py": 'V_VERSION = "1.4"\n',
+            "rocm/Dockerfile": "FROM a\nARG V_VERSION=1.5\n",
+        },
+    )
+    assert summary(found, Confidence.POSSIBLE) == [
+        ("V_VERSION", "certain", ["1.1", "1.2"]),
+        ("V_VERSION", "likely", ["1.1", "1.2", "1.3", "1.4"]),
+        ("V_VERSION", "possible", ["1.1", "1.3", "1.5"]),
+        ("V_VERSION", "possible", ["1.4", "1.5"]),
+        ("V_VERSION", "possible", ["1.2", "1.5"]),
+    ]
+    why = [one.why for one in found]
+    assert why[0] == "one Dockerfile gives the ARG two defaults"
+    assert len(set(why)) == len(why)
+
+
+def test_what_is_said_together_is_not_said_again(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {
+        "Dockerfile": "FROM a\nARG V_VERSION=1.1\nFROM b\nARG V_VERSION=1.2\n",
+        "docker-bake.json": '{"variable": {"V_VERSION": {"default": "1.3"}}}',
+    }
+    assert summary(audit(tmp_path, files), Confidence.POSSIBLE) == [("V_VERSION", "certain", ["1.1", "1.2", "1.3"])]
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ('X = os.environ.get("NCCL_VERSION", "2.29.1")', 1),
+        ("\n\nX = os.getenv(\n    'NCCL_VERSION',\n    default='2.29.1')", 4),
+        ('X = environ.get("NCCL_VERSION") or "2.29.1"', 1),
+        ('os.environ.setdefault("NCCL_VERSION", "2.29.1")', 1),
+    ],
+)
+def test_what_code_falls_back_to_is_compared(tmp_path: Path, code: str, line: int) -> None:
+    found = audit(tmp_path, {"x.py": f"{code}\n", "Dockerfile": "FROM a\nARG NCCL_VERSION=2.28.0\n"})
+    assert summary(found) == [("NCCL_VERSION", "likely", ["2.28.0", "2.29.1"])]
+    assert ("x.py", line) in {(place.path, place.line) for _, group in found[0].values for place in group}
+
+
+@pytest.mark.parametrize(
+    "code", ['# X = os.environ.get("N_VERSION", "1.0")', 'os.environ.get("N_VERSION", "")', 'f("N_VERSION", "1.0")']
+)
+def test_what_is_no_fallback(tmp_path: Path, code: str) -> None:
+    assert audit(tmp_path, {"x.py": f"{code}\n", "Dockerfile": "FROM a\nARG N_VERSION=2.28.0\n"}) == []
 
 
 @pytest.mark.parametrize(
@@ -157,16 +210,16 @@ def test_how_sure_it_is(tmp_path: Path, files: dict[str, str | bytes], name: str
     ],
 )
 def test_what_is_no_disagreement(tmp_path: Path, files: dict[str, str | bytes]) -> None:
-    assert summary(audit(tmp_path, files)) == {}
+    assert summary(audit(tmp_path, files)) == []
 
 
 def test_this_checkout_has_none() -> None:
-    assert summary(judge(look(ROOT).places)) == {}
+    assert summary(judge(look(ROOT).places)) == []
 
 
 def test_a_test_requirement_is_a_pin_all_the_same(tmp_path: Path) -> None:
     found = audit(tmp_path, {"requirements/test/a.txt": "foo==1.1\n", "requirements/a.txt": "foo==1.2\n"})
-    assert summary(found) == {"foo": ("likely", ["1.1", "1.2"])}
+    assert summary(found) == [("foo", "likely", ["1.1", "1.2"])]
 
 
 def test_what_cannot_be_read_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,23 +53,34 @@ def judge(places: Iterable[Place]) -> list[Disagreement]:
         bound = re.match(r"(?:min|max|minimum|maximum)-", place.stem) or re.match(r"[<>=~!]", place.value)
         if place.stem and (place.kind == "range" or not bound):
             by_stem[place.stem].add(place)
-    found = [one for stem, group in by_stem.items() if (one := _group(stem, sorted(group))) is not None]
-    return sorted(found, key=lambda one: (-one.confidence, -sum(len(p) for _, p in one.values), one.name))
+    found = [one for stem, group in by_stem.items() for one in _group(stem, sorted(group))]
+    return sorted(found, key=lambda one: (-one.confidence, -sum(len(p) for _, p in one.values), one.name, one.why))
 
 
-def _group(stem: str, places: Sequence[Place]) -> Disagreement | None:
-    best: tuple[Confidence, str] | None = None
-    involved: set[Place] = set()
+def _group(stem: str, places: Sequence[Place]) -> list[Disagreement]:
+    """Every disagreement of one name, one for each reason, strongest first.
+
+    What differs for a weaker reason between places that a stronger one lists beside each other is not said again.
+    """
+    verdicts: dict[tuple[Confidence, str], list[tuple[Place, Place]]] = defaultdict(list)
     for one, two in combinations(_sample(places), 2):
         verdict = _pair(stem, one, two)
-        if verdict is None:
+        if verdict is not None:
+            verdicts[verdict].append((one, two))
+    found: list[Disagreement] = []
+    said: list[set[Place]] = []
+    for verdict in sorted(verdicts, key=lambda key: (-key[0], -len(verdicts[key]), key[1])):
+        left = [pair for pair in verdicts[verdict] if not any(together.issuperset(pair) for together in said)]
+        if not left:
             continue
-        if best is None or verdict[0] > best[0]:
-            best, involved = verdict, set()
-        if verdict[0] == best[0]:
-            involved |= {one, two}
-    if best is None:
-        return None
+        values = _listed(places, {place for pair in left for place in pair})
+        said.append({place for _, group in values for place in group})
+        found.append(Disagreement(_title(place for pair in left for place in pair), *verdict, values))
+    return found
+
+
+def _listed(places: Sequence[Place], involved: set[Place]) -> tuple[tuple[str, tuple[Place, ...]], ...]:
+    """The values of some places, with every place of the same kinds that says the same; the most frequent first."""
     values: dict[str, list[Place]] = defaultdict(list)
     shown = {_normal(place.value) for place in involved}
     kinds = {place.kind for place in involved}
@@ -77,7 +88,7 @@ def _group(stem: str, places: Sequence[Place]) -> Disagreement | None:
         if place in involved or (_normal(place.value) in shown and place.kind in kinds):
             values[place.value].append(place)
     ordered = sorted(values.items(), key=lambda item: (-len(item[1]), item[0]))
-    return Disagreement(_title(involved), *best, tuple((value, tuple(found)) for value, found in ordered))
+    return tuple((value, tuple(found)) for value, found in ordered)
 
 
 def _sample(places: Sequence[Place]) -> list[Place]:

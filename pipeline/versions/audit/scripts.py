@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any
+
+from pipeline.versions.texts import ENVIRON
 
 from .places import Place, is_version, variable_stem
 from .readers import NotUnderstood, command, image
@@ -37,11 +40,16 @@ def shell(path: str, text: str) -> Iterator[Place]:
 
 
 def python(path: str, text: str) -> Iterator[Place]:
-    """Constants `X_VERSION = "…"`."""
-    for match in _PYTHON.finditer(text):
-        if is_version(match[2]):
-            line = text.count("\n", 0, match.start(1)) + 1
+    """Constants `X_VERSION = "…"`, and what code falls back to where the environment has no `X_VERSION`."""
+    starts = [0, *(end.end() for end in re.finditer("\n", text))]
+    for match in (*_PYTHON.finditer(text), *ENVIRON.finditer(text)):
+        if match[1].upper().endswith("_VERSION") and is_version(match[2]) and not _commented(text, match.start(1)):
+            line = bisect_right(starts, match.start(1))
             yield Place(path, line, "python", match[1], match[2], variable_stem(match[1]))
+
+
+def _commented(text: str, at: int) -> bool:
+    return text[text.rfind("\n", 0, at) + 1 : at].lstrip().startswith("#")
 
 
 def yaml(path: str, text: str) -> Iterator[Place]:

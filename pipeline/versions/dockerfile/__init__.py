@@ -2,7 +2,7 @@
 
 lines.py     text -> instructions: directives, continuations, comments, heredocs, line numbers
 words.py     one word: splitting, quotes, escapes, `$name` and `${name...}`; patterns.py: the patterns in it
-scopes.py    instructions -> ARGs with their values: global, per stage, inherited
+scopes.py    instructions -> ARGs with their values: global, per stage, inherited; layers.py: what a name means in one
 rules.py     whose rules
 
 BuildKit's answer depends, in odd corners, on the version of its Dockerfile frontend; `Frontend` names it, and every

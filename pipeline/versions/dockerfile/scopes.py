@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from .layers import Known, Layers, Scope
 from .lines import Instruction, Lines, Problem, read_lines, split_instruction
 from .rules import NEWEST, BadWord, Frontend, named_by
 from .words import Style, expand, split
@@ -59,15 +60,15 @@ class Dockerfile(NamedTuple):
     instructions: tuple[Instruction, ...]
     problems: tuple[Problem, ...]
     syntax: str
+    held: tuple[Arg, ...]  # ARGs that an ONBUILD holds ready, as an image built on that stage would see them
 
 
 @dataclass
 class _Scope:
-    """A stage while it is read: its values (ARG and ENV, the later one wins) and those that its image keeps (ENV)."""
+    """A stage while it is read."""
 
     stage: Stage
-    values: dict[str, str] = field(default_factory=dict)
-    image: dict[str, str] = field(default_factory=dict)
+    values: Scope
     onbuild: list[tuple[int, str]] = field(default_factory=list)  # line, instruction
 
 
@@ -87,7 +88,8 @@ def read(text: str, *, frontend: Frontend | None = None, platform: str = "linux/
         reader.problems.append(Problem(lines.instructions[-1].first, "there is no FROM in this file"))
     problems = sorted(set(lines.problems) | set(reader.problems))
     stages = tuple(scope.stage for scope in reader.scopes)
-    return Dockerfile(tuple(reader.args), stages, tuple(lines.instructions), tuple(problems), lines.syntax)
+    args, held = tuple(reader.args), reader.held()
+    return Dockerfile(args, stages, tuple(lines.instructions), tuple(problems), lines.syntax, held)
 
 
 def _platform(platform: str, frontend: Frontend) -> dict[str, str]:
@@ -110,6 +112,8 @@ class _Reader:
         self.known = _platform(platform, frontend)  # what global words may name
         self.globals: dict[str, str | None] = dict(self.known)  # what an ARG without default takes in a stage
         self.by_name: dict[str, _Scope] = {}
+        self.given: set[str] = set()  # global ARGs of the file itself
+        self.to_be_given: set[str] = set()  # those of them without default
 
     def wrong(self, line: int, message: str) -> None:
         self.problems.append(Problem(line, message))
@@ -141,7 +145,7 @@ class _Reader:
                 continue
             yield line, name, default if equals else None
 
-    def _expand(self, text: str, values: Mapping[str, str], line: int) -> str | None:
+    def _expand(self, text: str, values: Known, line: int) -> str | None:
         try:
             return expand(text, values, self.style)
         except BadWord as error:
@@ -160,29 +164,36 @@ class _Reader:
                 self.known[name] = ""  # set, but to nothing
                 self.globals[name] = None
             self.args.append(Arg(line, None, name, raw, value, instruction.first, instruction.last))
+            self.given.add(name)
+            if raw is None:
+                self.to_be_given.add(name)
 
     def _stage_args(self, scope: _Scope, instruction: Instruction, *, at: int = 0) -> None:
         """ARGs of a stage; `at` is the line to report instead, for those that an ONBUILD brought."""
         together = self.frontend < (1, 8)  # then no ARG sees another of the same instruction
-        before = dict(scope.values) if together else scope.values
+        after: list[tuple[str, str]] = []
         for line, written, raw in self._words(instruction):
-            name = (self._expand(written, before, line) or written) if together else written
-            value = self.globals.get(name) if raw is None else self._expand(raw, before, line)
+            name = (self._expand(written, scope.values, line) or written) if together else written
+            value = self.globals.get(name) if raw is None else self._expand(raw, scope.values, line)
             if value is not None and name not in _NOT_ENVIRONMENT:
-                scope.values[name] = value
+                if together:
+                    after.append((name, value))
+                else:
+                    scope.values.arg(name, value)
             if raw is None and name in self.globals and not self._is_given(name):
                 value = None  # the builder gives it a value, the file does not
             first, last = (at, at) if at else (instruction.first, instruction.last)
             self.args.append(Arg(at or line, scope.stage.label, name, raw, value, first, last))
+        for name, value in after:
+            scope.values.arg(name, value)
 
     def _is_given(self, name: str) -> bool:
         """Whether the file itself declares a global ARG of that name."""
-        return any(arg.stage is None and arg.name == name for arg in self.args)
+        return name in self.given
 
     def _is_to_be_given(self, text: str) -> bool:
         """Whether a word names a global ARG without default: a build argument will say what it is."""
-        names = set(re.findall(r"\w+", text))
-        return any(arg.stage is None and arg.raw is None and arg.name in names for arg in self.args)
+        return not self.to_be_given.isdisjoint(re.findall(r"\w+", text))
 
     def _env(self, scope: _Scope, instruction: Instruction) -> None:
         words = split(instruction.rest, self.escape)
@@ -193,15 +204,17 @@ class _Reader:
         else:
             name, *rest = _BLANKS.split(instruction.rest, maxsplit=1)
             pairs = [(name, "=", rest[0])] if rest else [(name, "", "")]
-        before = dict(scope.values)
+        after: list[tuple[str, str]] = []
         for name, equals, value in pairs:
             if not equals or not name:
                 self.wrong(instruction.first, f"ENV {name}: a name and a value are needed")
                 continue
-            key = self._expand(name, before, instruction.first)
-            text = self._expand(value, before, instruction.first)
+            key = self._expand(name, scope.values, instruction.first)
+            text = self._expand(value, scope.values, instruction.first)
             if key is not None and text is not None:
-                scope.values[key] = scope.image[key] = text
+                after.append((key, text))
+        for key, text in after:
+            scope.values.environment(key, text)
         return None
 
     def _onbuild(self, scope: _Scope, instruction: Instruction) -> None:
@@ -232,18 +245,27 @@ class _Reader:
         parent = self.by_name.get(base or "")
         index = len(self.scopes)
         stage = Stage(instruction.first, index, name, raw_base, base or "", parent.stage.index if parent else None)
-        scope = _Scope(stage)
-        if parent is not None:
-            scope.values = dict(parent.values)
-            scope.image = dict(parent.image)
-        scope.image.setdefault("PATH", _PATH)
-        scope.values.update(scope.image)  # an ENV of the base wins over an ARG of the same name there
+        scope = _Scope(stage, Scope(Layers(), Layers()) if parent is None else parent.values.child())
+        if parent is None:
+            scope.values.env.own["PATH"] = _PATH
         self.scopes.append(scope)
         if name is not None:
             self.by_name[name] = scope
         if parent is not None and self.frontend != (1, 11):  # which forgot them
             for line, trigger in parent.onbuild:
                 self._trigger(scope, trigger, line)
+
+    def held(self) -> tuple[Arg, ...]:
+        """What the ONBUILDs of each stage would declare in an image built on it; what they would refuse is no matter
+        here. The last thing that a reader does: it forgets what it read.
+        """
+        self.args, self.problems = [], []
+        for scope in self.scopes:
+            if scope.onbuild:
+                child = _Scope(scope.stage, scope.values.image())
+                for line, trigger in scope.onbuild:
+                    self._trigger(child, trigger, line)
+        return tuple(self.args)
 
     def _trigger(self, scope: _Scope, trigger: str, line: int) -> None:
         """What an ONBUILD of the base stage does here; it is parsed anew, with the default escape character."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
+from .layers import Known
 from .patterns import compile_pattern, replace, trim
 from .rules import ENGINE, BadWord, Frontend
 
@@ -81,12 +81,12 @@ class Style(NamedTuple):
     keep_escapes: bool = False
 
 
-def expand(text: str, values: Mapping[str, str], style: Style) -> str:
+def expand(text: str, values: Known, style: Style) -> str:
     """What a word becomes: quotes and escapes taken, names replaced; raise `BadWord` where BuildKit refuses it."""
     return _Expansion(text, values, style).run()[0]
 
 
-def expand_words(text: str, values: Mapping[str, str], style: Style) -> list[str]:
+def expand_words(text: str, values: Known, style: Style) -> list[str]:
     """The same for a whole line, split at the unquoted spaces that are left after expansion."""
     return _Expansion(text, values, style).run()[1]
 
@@ -94,7 +94,7 @@ def expand_words(text: str, values: Mapping[str, str], style: Style) -> list[str
 class _Expansion:
     """One pass over a word. `at` is the next character; each method takes what it understands and returns it."""
 
-    def __init__(self, text: str, values: Mapping[str, str], style: Style) -> None:
+    def __init__(self, text: str, values: Known, style: Style) -> None:
         self.text = text.removeprefix("\ufeff")
         self.at = 0
         self.values = values
