@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 BOOTSTRAP_NAME = "tuned-image-pipeline/base"
-_INCLUDE = "python3,ca-certificates"
+COMPILER_NAME = "tuned-image-pipeline/compiler"
+# Debian packages of what is bootstrapped; with a C++ compiler where FlashInfer's modules are compiled.
+_INCLUDE = {
+    BOOTSTRAP_NAME: "python3,ca-certificates",
+    COMPILER_NAME: "python3,ca-certificates,g++",
+}
 # What no container needs: manual pages, documentation, translations. Copyright files stay.
 _LEAN = (
     "path-exclude=/usr/share/man/*", "path-exclude=/usr/share/locale/*", "path-exclude=/usr/share/info/*",
@@ -93,8 +98,7 @@ def obtain(client: DockerClient, *, wanted: str, default: str, suite: str, home:
     found = _present(client, default)
     if found:
         return Base(default, found, "present")
-    recipe = {"suite": suite, "include": _INCLUDE, "lean": _LEAN, "version": 2}
-    bootstrapped = f"{BOOTSTRAP_NAME}:{suite}-{sha256_json(recipe)[:12]}"
+    bootstrapped = _bootstrapped(BOOTSTRAP_NAME, suite)
     found = _present(client, bootstrapped)
     if found:
         log.note(f"base: {bootstrapped}, bootstrapped earlier since no registry answered")
@@ -108,12 +112,41 @@ def obtain(client: DockerClient, *, wanted: str, default: str, suite: str, home:
     return Base(bootstrapped, str(_present(client, bootstrapped)), "bootstrapped")
 
 
+def obtain_compiler(
+    client: DockerClient, base: Base, *, default: str, wanted: str, suite: str, home: Path, logfile: Path
+) -> Base:
+    """The image with a C++ compiler that goes with `base`: the same operating system and the same Python.
+
+    A base that somebody gave (`wanted`) must bring the compiler itself, which the caller has seen to. Beside the pinned
+    base stands `default`; beside a bootstrapped one a bootstrapped one.
+    """
+    if wanted:
+        return base
+    if base.origin != "bootstrapped":
+        return obtain(client, wanted=default, default="", suite=suite, home=home, logfile=logfile)
+    reference = _bootstrapped(COMPILER_NAME, suite)
+    if not _present(client, reference):
+        _bootstrap(client, reference, suite, home, logfile)
+    return Base(reference, str(_present(client, reference)), "bootstrapped")
+
+
+def _bootstrapped(name: str, suite: str) -> str:
+    """The reference of an image that is bootstrapped here, by all that decides its content."""
+    recipe = {"suite": suite, "include": _INCLUDE[name], "lean": _LEAN, "version": 2}
+    return f"{name}:{suite}-{sha256_json(recipe)[:12]}"
+
+
 def _bootstrap(client: DockerClient, reference: str, suite: str, home: Path, logfile: Path) -> None:
     program = _mmdebstrap(logfile)
     (home / "base").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home / "base", prefix=".bootstrap-") as temporary:
         tar = Path(temporary) / "base.tar"
-        command = [program, "--variant=minbase", f"--include={_INCLUDE}", '--aptopt=Acquire::Languages "none"']
+        command = [
+            program,
+            "--variant=minbase",
+            f"--include={_INCLUDE[reference.rpartition(':')[0]]}",
+            '--aptopt=Acquire::Languages "none"',
+        ]
         command += [f"--dpkgopt={rule}" for rule in _LEAN]
         with log.step(f"bootstrap Debian {suite} with mmdebstrap"):
             try:
@@ -123,7 +156,7 @@ def _bootstrap(client: DockerClient, reference: str, suite: str, home: Path, log
                     f"mmdebstrap could not build Debian {suite}", details=error.details, log=str(logfile),
                     hint="check this host's apt sources (`apt-get update`), or give BASE_IMAGE",
                 ) from error  # fmt: skip
-        with log.step("import it as the base image"):
+        with log.step(f"import it as {reference}"):
             repository, _, tag = reference.rpartition(":")
             client.api.import_image(
                 src=str(tar), repository=repository, tag=tag,

@@ -15,6 +15,7 @@ from pipeline.contract.errors import BuildError
 from pipeline.contract.files import write_whole
 from pipeline.run import ProcessFailed, run
 
+from .devicerun import ALLOW, with_devices
 from .pinned import pin_contexts
 
 # A line that a RUN step printed, in `--progress=plain`: "#12 3.456 text".
@@ -31,6 +32,7 @@ class Stage:
     """One build: a target of the Dockerfile, its named contexts (name to directory), ARGs and labels.
 
     `output` is a directory that receives the target's files; without one the image is loaded into the engine.
+    `devices` are CDI devices for the tuning step; `shm_size` the bytes of shared memory of every step (0: as it is).
     """
 
     target: str
@@ -38,6 +40,8 @@ class Stage:
     arguments: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     output: Path | None = None
+    devices: tuple[str, ...] = ()
+    shm_size: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,16 @@ class Builder:
 
     def command(self, stage: Stage, metadata: Path | None = None) -> list[str]:
         """The whole command line of a build, sorted so that it is the same every time."""
-        text, contexts = pin_contexts(self.dockerfile, stage.contexts)
-        dockerfile = self.folder / f"Dockerfile-{sha256_bytes(text)[:24]}"
-        write_whole(dockerfile, text)
+        dockerfile = with_devices(self.dockerfile, stage.devices) if stage.devices else self.dockerfile
+        text, contexts = pin_contexts(dockerfile, stage.contexts)
+        file = self.folder / f"Dockerfile-{sha256_bytes(text)[:24]}"
+        write_whole(file, text)
         words = ["docker", "buildx", "build", "--progress=plain", "--provenance=false", "--network=none"]
-        words += ["--file", str(dockerfile), "--target", stage.target]
+        words += ["--file", str(file), "--target", stage.target]
+        if stage.devices:
+            words += ALLOW
+        if stage.shm_size:
+            words += ["--shm-size", str(stage.shm_size)]
         for name, place in sorted(contexts.items()):
             words += ["--build-context", f"{name}={place}"]
         for name, value in sorted(stage.arguments.items()):

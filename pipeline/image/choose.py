@@ -8,11 +8,12 @@ from typing import Literal
 from pipeline import log
 from pipeline.contract.errors import UsageError
 
-from .fill import ClassicFiller, ContainerFiller, Filler, StageFiller
+from .devicerun import why_not
+from .fill import SHM, ClassicFiller, ContainerFiller, Filler, StageFiller
 from .prepare import Prepared
 from .request import Request
 
-Form = Literal["stage", "classic stage", "container"]
+Form = Literal["stage", "device stage", "classic stage", "container"]
 
 
 class StageWithoutGpu(UsageError):
@@ -36,19 +37,29 @@ def choose(request: Request, prepared: Prepared) -> Way:
 
 def _choose(request: Request, prepared: Prepared) -> Way:
     asked = request.tune_in
-    if prepared.plan.device == "cpu":
-        return Way("container", "asked for") if asked == "container" else Way("stage", "no GPU is needed")
-    access = prepared.gpus.access
     if asked == "container":
         return Way("container", "asked for")
-    if access == "default-runtime":
+    if prepared.plan.device == "cpu":
+        return Way("stage", "no GPU is needed")
+    gpus = prepared.gpus
+    if gpus.access == "default-runtime":
         return Way("classic stage", "the engine's default runtime is nvidia, which the classic builder honours")
+    lacks = why_not(
+        prepared.builder.environment,
+        base=prepared.base.reference,
+        devices=gpus.devices,
+        cdi=gpus.access == "cdi",
+        logfile=prepared.builder.log,
+    )
+    if not lacks:
+        return Way("device stage", f"the builder gave a RUN step {gpus.named}")
     if asked == "stage":
         raise StageWithoutGpu(
-            "TUNE_IN=stage needs an engine whose default runtime is nvidia: a RUN step has no GPU otherwise",
+            f"TUNE_IN=stage: no builder of this engine gives a RUN step a GPU: {lacks}",
+            details=["the classic builder does where the engine's default runtime is nvidia, which it is not here"],
             hint="TUNE_IN=container uses the engine's CDI devices or its nvidia runtime",
         )
-    return Way("container", f"the engine gives containers its GPUs by {access}")
+    return Way("container", f"the engine gives containers its GPUs by {gpus.access}, and no build step: {lacks}")
 
 
 def filler(way: Way, request: Request, prepared: Prepared, tuner: str) -> Filler:
@@ -57,6 +68,10 @@ def filler(way: Way, request: Request, prepared: Prepared, tuner: str) -> Filler
     options = request.tune_options
     if way.form == "stage":
         return StageFiller(prepared.builder, prepared.contexts, prepared.arguments, options)
+    if way.form == "device stage":
+        return StageFiller(
+            prepared.builder, prepared.contexts, prepared.arguments, options, prepared.gpus.devices, shm_size=SHM
+        )
     if way.form == "classic stage":
         return ClassicFiller(prepared.client, tuner, previous, options)
     return ContainerFiller(prepared.client, tuner, previous, options, prepared.gpus, request.max_tune)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from pipeline.contract.errors import BuildError, UsageError
 
 from .contain import Sandbox, run_to_end
-from .gpus import CdiUnknown, Gpu, Gpus
+from .gpus import CdiUnknown, DriverTooOld, Gpu, Gpus, NoGpu
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
 # Runs with whatever Python the base has, so it keeps to what every Python 3.8 knows.
 _PROBE = r"""
-import importlib.util, json, platform, shutil, subprocess, sys
+import ctypes, importlib.util, json, os, platform, re, shutil, subprocess, sys
 from importlib import metadata
 def version(name):
     try:
@@ -29,9 +29,24 @@ def smi(query):
         return []
     done = subprocess.run(["nvidia-smi", query, "--format=csv,noheader,nounits"], stdout=subprocess.PIPE, text=True)
     return [[c.strip() for c in l.split(",")] for l in done.stdout.splitlines()] if done.returncode == 0 else []
+def driver_cuda():
+    try:
+        number = ctypes.c_int()
+        found = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number)) == 0
+    except (OSError, AttributeError):
+        found = False
+    return [number.value // 1000, number.value % 1000 // 10] if found else None
+def torch_cuda():
+    try:
+        with open(os.path.join(os.path.dirname(importlib.util.find_spec("torch").origin), "version.py")) as file:
+            found = re.search(r"^cuda[^=]*= *'([0-9.]+)'", file.read(), re.M)
+    except (AttributeError, OSError):
+        found = None
+    return found.group(1) if found else ""
 print(json.dumps({
+    "driver_cuda": driver_cuda(), "cuda": torch_cuda(),
     "python": "%d.%d" % sys.version_info[:2], "machine": platform.machine(), "libc": platform.libc_ver(),
-    "venv": importlib.util.find_spec("venv") is not None,
+    "venv": importlib.util.find_spec("venv") is not None, "compiler": shutil.which("c++") is not None,
     "packages": {n: version(n) for n in ("torch", "flashinfer-python", "vllm", "sglang")},
     "gpus": smi("--query-gpu=name,uuid,compute_cap,memory.used,driver_version,mig.mode.current"),
     "processes": smi("--query-compute-apps=gpu_uuid,pid,process_name,used_memory"),
@@ -58,7 +73,8 @@ class ProbeFailed(BuildError):
 class BaseFacts:
     """`image_id` as the engine knows it; `python` such as `3.11`; `glibc` (major, minor); `machine` as uname says.
 
-    `packages` holds the versions of torch and flashinfer-python that the base brings, empty text where it has none.
+    `packages` holds the versions of torch and flashinfer-python that the base brings, empty text where it has none;
+    `compiler` says whether it has a C++ compiler, `cuda` for which CUDA its torch is built (empty: none, or no torch).
     """
 
     image_id: str
@@ -66,6 +82,8 @@ class BaseFacts:
     machine: str
     glibc: tuple[int, int]
     packages: Mapping[str, str] = field(default_factory=dict)
+    compiler: bool = False
+    cuda: str = ""
 
     @property
     def complete(self) -> bool:
@@ -99,8 +117,19 @@ def probe(client: DockerClient, image: str, offer: Gpus) -> tuple[BaseFacts, Gpu
             ) from error
         if "CDI" in said:
             raise CdiUnknown(
-                f"the engine cannot give a container {offer.device}",
-                hint="`docker info` lists its CDI devices; see GPUS=",
+                f"the engine cannot give a container {offer.named}: {said[:200]}",
+                hint="`docker info` lists its CDI devices, `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml` "
+                "makes them; see GPUS=",
+            ) from error
+        if "unsatisfied condition: cuda" in said:  # NVIDIA's runtime reads NVIDIA_REQUIRE_CUDA of the image
+            raise DriverTooOld(
+                f"the host's driver is too old for base image {image}: {said[said.index('unsatisfied') :][:120]}",
+                hint="update the driver, or choose a BASE_IMAGE made for an older CUDA",
+            ) from error
+        if 'runtime "nvidia"' in said or "could not select device driver" in said:
+            raise NoGpu(
+                f"the engine cannot give a container its GPUs: {said[:200]}",
+                hint="install NVIDIA's container toolkit on the engine's host (`nvidia-ctk cdi generate`)",
             ) from error
         raise ProbeFailed(
             f"a container of base image {image} did not start: {said[:200]}",
@@ -126,7 +155,15 @@ def probe(client: DockerClient, image: str, offer: Gpus) -> tuple[BaseFacts, Gpu
         raise BaseWithoutPython(
             f"python3 of base image {image} has no venv module", hint="install python3-venv in BASE_IMAGE"
         )
-    facts = BaseFacts(image_id, told["python"], told["machine"], (major, minor), told["packages"])
+    facts = BaseFacts(
+        image_id,
+        told["python"],
+        told["machine"],
+        (major, minor),
+        told["packages"],
+        bool(told["compiler"]),
+        told["cuda"],
+    )
     return facts, read_gpus(told, offer)
 
 
@@ -139,4 +176,6 @@ def read_gpus(told: Mapping[str, Any], offer: Gpus) -> Gpus:
     processes = tuple(
         f"process {row[1]} ({row[2]}) holds {row[3]} MiB" for row in told.get("processes", ()) if len(row) == 4
     )
-    return Gpus(offer.access, offer.device, rows[0][4] if rows else "", gpus, processes)
+    major, minor = told.get("driver_cuda") or (0, 0)
+    cuda = (int(major), int(minor)) if major else None
+    return Gpus(offer.access, offer.devices, rows[0][4] if rows else "", gpus, processes, cuda)

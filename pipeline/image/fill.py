@@ -36,6 +36,7 @@ WORKSPACE = "/tmp/workspace"  # noqa: S108 - inside the image
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _PREVIOUS = "/previous"
 _OUT = "/out"
+SHM = 1 << 30  # bytes of shared memory for the ranks: NCCL and torch's loaders fail in the 64 MiB of a plain container
 
 
 class ClassicStageFailed(BuildError):
@@ -70,12 +71,20 @@ class StageFiller:
     contexts: Mapping[str, Path]
     arguments: Mapping[str, str]
     options: Sequence[str]
+    devices: tuple[str, ...] = ()
+    shm_size: int = 0
+
+    def stage(self, place: Path) -> Stage:
+        """The build of `tuned` whose files fall into `place`."""
+        attempt = {"TUNE_ATTEMPT": secrets.token_hex(8), "TUNE_OPTIONS": " ".join(self.options)}
+        return Stage(
+            "tuned", contexts=self.contexts, arguments={**self.arguments, **attempt}, output=place,
+            devices=self.devices, shm_size=self.shm_size,
+        )  # fmt: skip
 
     def fill(self, place: Path) -> None:
         """Build the stage `tuned` and let its files fall into `place`."""
-        attempt = {"TUNE_ATTEMPT": secrets.token_hex(8), "TUNE_OPTIONS": " ".join(self.options)}
-        stage = Stage("tuned", contexts=self.contexts, arguments={**self.arguments, **attempt}, output=place)
-        self.builder.build(stage, on_line=progress)
+        self.builder.build(self.stage(place), on_line=progress)
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,7 @@ class ClassicFiller:
     tuner: str
     previous: Path
     options: Sequence[str]
-    shm_size: int = 1 << 30
+    shm_size: int = SHM
 
     def dockerfile(self) -> str:
         """The Dockerfile of the one step; the attempt is part of it, so that nothing is found in a cache."""

@@ -24,6 +24,7 @@ from .caches import Baked, collect
 from .choose import choose, filler
 from .gpus import Gpus
 from .guard import connected
+from .libraries import check_same
 from .outcome import Clock, Outcome, log_file
 from .prepare import Prepared, prepare
 from .present import is_present
@@ -141,6 +142,10 @@ def _judge(request: Request, prepared: Prepared, built: Built, clock: Clock) -> 
     verdict = _recalled(prepared.home, built)
     if verdict is not None:
         return verdict
+    if prepared.two_bases and not request.caches:
+        with clock.measure("libraries"):
+            tuner = prepared.builder.build(Stage("tuner", contexts=prepared.contexts, arguments=prepared.arguments))
+            check_same(prepared.client, tuner.image_id, built.image_id, prepared.gpus)
     with clock.measure("verify"):
         processor = prepared.device if prepared.plan.device == "cpu" else {}
         how = how_to_verify(prepared.engine, prepared.gpus, processor, request.max_wait)

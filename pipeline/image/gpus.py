@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +12,10 @@ if TYPE_CHECKING:
     from pipeline.engine import Engine
 
 Access = Literal["none", "cdi", "default-runtime", "runtime"]
-_CDI_ALL = "nvidia.com/gpu=all"
+_KIND = "nvidia.com/gpu="
+_CDI_ALL = f"{_KIND}all"
+_BUSY = 1024  # MiB; what the driver itself holds is below that
+_DRIVERS = {"12": "525 or newer", "13": "580 or newer"}  # CUDA Toolkit release notes, table of minimum drivers
 _SUFFIX_FROM = 90  # from Hopper on FlashInfer compiles for the architecture-specific target: 90a, 100a, …
 _FAMILY = {120: "120f"}
 
@@ -30,6 +34,14 @@ class MixedGpus(UsageError):
 
 class BusyGpu(UsageError):
     """Another process uses a GPU that shall be timed."""
+
+
+class MigRanks(UsageError):
+    """Several ranks on GPUs that are cut into slices."""
+
+
+class DriverTooOld(UsageError):
+    """The host's driver does not run the CUDA that the image is made for."""
 
 
 class CdiUnknown(UsageError):
@@ -55,23 +67,42 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Gpus:
-    """How containers get GPUs (`access`), what a probe saw of them, and the driver."""
+    """How containers get GPUs (`access`), what a probe saw of them, and the driver.
+
+    `devices` are CDI names, or for the nvidia runtime numbers and UUIDs (empty: all). `cuda` is the newest CUDA that
+    the driver (or a compatibility package of the image) runs, as (major, minor); None where nobody could say.
+    """
 
     access: Access = "none"
-    device: str = _CDI_ALL
+    devices: tuple[str, ...] = (_CDI_ALL,)
     driver: str = ""
     gpus: tuple[Gpu, ...] = ()
     processes: tuple[str, ...] = field(default=())  # names of processes that hold memory on a GPU
+    cuda: tuple[int, int] | None = None
+
+    @property
+    def named(self) -> str:
+        """The devices in words."""
+        return ", ".join(self.devices)
 
     def options(self) -> dict[str, Any]:
         """The docker SDK's arguments that put the GPUs into a container."""
         from docker.types import DeviceRequest
 
         if self.access == "cdi":
-            return {"device_requests": [DeviceRequest(driver="cdi", device_ids=[self.device])]}
+            return {"device_requests": [DeviceRequest(driver="cdi", device_ids=list(self.devices))]}
         if self.access == "runtime":
-            return {"device_requests": [DeviceRequest(count=-1, capabilities=[["gpu"]])]}
+            which = {"device_ids": list(self.devices)} if self.devices else {"count": -1}
+            return {"device_requests": [DeviceRequest(capabilities=[["gpu"]], **which)]}
         return {}
+
+    def words(self) -> list[str]:
+        """The docker CLI's words for the same."""
+        if self.access == "cdi":
+            return [word for name in self.devices for word in ("--device", name)]
+        if self.access == "runtime":
+            return ["--gpus", f'"device={",".join(self.devices)}"' if self.devices else "all"]
+        return []
 
     def facts(self) -> dict[str, Any]:
         """What enters the inputs digest: names, count and driver."""
@@ -81,49 +112,96 @@ class Gpus:
 NO_GPUS = Gpus()
 
 
+def chosen(text: str) -> tuple[str, ...]:
+    """GPUS= as names: `nvidia.com/gpu=0,nvidia.com/gpu=1`, or `0,1` for the same; raise `CdiUnknown` for neither."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    wrong = [word for word in words if not re.fullmatch(rf"({re.escape(_KIND)})?[A-Za-z0-9][A-Za-z0-9_.:-]*", word)]
+    if wrong or (text and not words):
+        raise CdiUnknown(
+            f"GPUS={text!r} names no GPU",
+            hint="such as GPUS=nvidia.com/gpu=all, GPUS=nvidia.com/gpu=0,nvidia.com/gpu=1 or GPUS=0,1",
+        )
+    return tuple(dict.fromkeys(word if word.startswith(_KIND) else _KIND + word for word in words))
+
+
 def offered(engine: Engine, *, wanted: str = "") -> Gpus:
-    """What the engine says of GPUs, before any container was asked; `wanted` names a CDI device."""
+    """What the engine says of GPUs, before any container was asked; `wanted` is GPUS=, which chooses some of them."""
     known = [name for name in engine.cdi_devices if name.startswith("nvidia.com/gpu")]
-    if wanted:
-        if known and wanted not in known:
+    names = chosen(wanted)
+    if names:
+        missing = [name for name in names if known and name not in known]
+        if missing:
             raise CdiUnknown(
-                f"the engine knows no CDI device {wanted}", hint=f"it knows {', '.join(known)}; see `docker info`"
+                f"the engine knows no CDI device {missing[0]}", hint=f"it knows {', '.join(known)}; see `docker info`"
             )
-        return Gpus("cdi", device=wanted)
+        if not known and not engine.cdi and "nvidia" in engine.runtimes:
+            ids = tuple(name.removeprefix(_KIND) for name in names)
+            return Gpus("runtime", devices=() if "all" in ids else ids)
+        return Gpus("cdi", devices=names)
     if engine.default_runtime == "nvidia":
         return Gpus("default-runtime")
     if known:
-        return Gpus("cdi", device=_CDI_ALL if _CDI_ALL in known else known[0])
+        return Gpus("cdi", devices=(_CDI_ALL if _CDI_ALL in known else known[0],))
     if "nvidia" in engine.runtimes:
-        return Gpus("runtime")
+        return Gpus("runtime", devices=())
     return Gpus()
 
 
 def check(found: Gpus, ranks: int, *, require_idle: bool) -> list[str]:
-    """Refuse GPUs that cannot serve this plan; return warnings about those that can but may lie."""
+    """Refuse GPUs that cannot serve this plan; return warnings about those that can but may lie.
+
+    All that a container sees counts, not the first `ranks` of them: CUDA orders GPUs by their speed, nvidia-smi by bus.
+    """
     if not found.gpus:
         raise NoGpu(
-            "DEVICE=cuda, and the engine offers no GPU",
-            hint="install NVIDIA's container toolkit (`nvidia-ctk cdi generate`), or set DEVICE=cpu",
+            "DEVICE=cuda, and a container of this engine sees no GPU",
+            hint="`docker run --rm --gpus all IMAGE nvidia-smi` must list them: check driver and NVIDIA's container "
+            "toolkit (`nvidia-ctk cdi generate`); or DEVICE=cpu",
         )
     if len(found.gpus) < ranks:
         raise TooFewGpus(
             f"{ranks} ranks need {ranks} GPUs, the engine offers {len(found.gpus)}",
             hint=f"TP={len(found.gpus)} fits this host; or tune where there are more, and import with CACHE=",
         )
-    names = sorted({gpu.name for gpu in found.gpus[:ranks]})
+    names = sorted({gpu.name for gpu in found.gpus})
     if len(names) > 1:
-        raise MixedGpus(f"the ranks would share different GPUs: {', '.join(names)}", hint="choose one kind with GPUS=")
-    busy = [
-        f"{gpu.name} ({gpu.uuid}): {gpu.memory_used} MiB in use" for gpu in found.gpus[:ranks] if gpu.memory_used > 1024
-    ]
+        raise MixedGpus(
+            f"the GPUs of this host differ: {', '.join(names)}",
+            details=[f"{_KIND}{at}: {gpu.name} ({gpu.uuid})" for at, gpu in enumerate(found.gpus)],
+            hint="choose some of one kind with GPUS=, such as GPUS=0,1",
+        )
+    slices = [gpu for gpu in found.gpus if gpu.mig]
+    if slices and ranks > 1:
+        raise MigRanks(
+            f"{slices[0].name} is in MIG mode, and {ranks} ranks need a GPU each: CUDA gives a process one slice",
+            hint="`nvidia-smi -mig 0` turns MIG off; or TP=1 on one slice, GPUS=nvidia.com/gpu=0:0",
+        )
+    busy = [f"{gpu.name} ({gpu.uuid}): {gpu.memory_used} MiB in use" for gpu in found.gpus if gpu.memory_used > _BUSY]
     if busy and require_idle:
         raise BusyGpu(
             f"{len(busy)} of the GPUs are in use: {busy[0]}",
             details=[*busy, *found.processes],
             hint="end those processes, or leave --require-idle out and mistrust the times",
         )
-    warnings = [f"{line}: times taken now may lie" for line in busy] + list(found.processes if busy else ())
+    warnings = [f"{line}: times taken now may lie (REQUIRE_IDLE=1 refuses)" for line in busy]
+    warnings += list(found.processes if busy else ())
     return warnings + [
-        f"{gpu.name} is in MIG mode: a slice is tuned, not the GPU" for gpu in found.gpus[:ranks] if gpu.mig
+        f"{gpu.name} is in MIG mode: a slice is tuned, and its cache is for that slice only (GPUS= chooses one)"
+        for gpu in slices
     ]
+
+
+def check_driver(found: Gpus, needed: str) -> None:
+    """Raise `DriverTooOld` when the driver cannot run the image's CUDA (`13.0`); within a major version any can.
+
+    CUDA's compatibility guide: a driver runs programs built for any minor version of the majors that it knows.
+    """
+    major = needed.partition(".")[0]
+    if found.cuda is None or not major.isdecimal() or found.cuda[0] >= int(major):
+        return
+    raise DriverTooOld(
+        f"the image is made for CUDA {needed}, and driver {found.driver or 'of this host'} runs CUDA up to "
+        f"{found.cuda[0]}.{found.cuda[1]}",
+        hint=f"update the driver ({_DRIVERS.get(major, 'see the release notes of that CUDA')}); or a BASE_IMAGE made "
+        f"for CUDA {found.cuda[0]}",
+    )

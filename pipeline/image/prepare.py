@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import log
 from pipeline.contract.digest import sha256_bytes, sha256_file, sha256_json
-from pipeline.contract.errors import DriftError, UsageError
+from pipeline.contract.errors import DriftError
 from pipeline.contract.files import write_json, write_whole
 from pipeline.contract.plan import Plan
 from pipeline.home import cache_home
@@ -17,11 +17,12 @@ from pipeline.planning.target import Target
 from pipeline.versions import Versions, load
 
 from . import base as bases
-from . import contexts, device, wheels
+from . import contexts, device
 from .buildkit import Builder
 from .engine import with_engine_version
 from .facts import BaseFacts, probe
-from .gpus import Gpus, NoGpu, check, offered
+from .flavour import flavour
+from .gpus import Gpus, NoGpu, check, check_driver, offered
 from .request import Request
 from .staging import Staging, code_content, tree_digest
 from .wrap import Runs, finished_dockerfile, read_runs
@@ -29,10 +30,6 @@ from .wrap import Runs, finished_dockerfile, read_runs
 if TYPE_CHECKING:
     from docker import DockerClient
     from pipeline.engine import Engine
-
-
-class BaseIncomplete(UsageError):
-    """GPU images are built on a base that brings torch and FlashInfer."""
 
 
 class RenderedFilesDiffer(DriftError):
@@ -62,6 +59,7 @@ class Prepared:
     staging: Staging
     home: Path
     digest: str
+    two_bases: bool  # the stage that tunes stands on another base than the finished image
 
     def final_builder(self, keys: int) -> Builder:
         """The builder whose Dockerfile ends with a layer for each key and with what the image runs."""
@@ -154,14 +152,9 @@ def _refuse_drift(root: Path, versions: Versions, home: Path) -> None:
     write_whole(seen, b"")
 
 
-def _target(request: Request, facts: BaseFacts, gpus: Gpus) -> Target | None:
-    """The GPU to plan for, where there is one and the base can use it; None plans for the CPU, or what was asked."""
-    if request.device == "cuda" and not facts.complete:
-        raise BaseIncomplete(
-            f"{request.base_image or 'the default base'} has no torch and FlashInfer, which DEVICE=cuda builds upon",
-            hint="BASE_IMAGE=vllm/vllm-openai:<version>, or any image with both",
-        )
-    if gpus.gpus and facts.complete and request.device != "cpu":
+def _target(request: Request, gpus: Gpus) -> Target | None:
+    """The GPU to plan for, where there is one; None plans for the CPU, or for what was asked."""
+    if gpus.gpus and request.device != "cpu":
         return Target("cuda", gpus.gpus[0].arch)
     return None
 
@@ -180,29 +173,30 @@ def prepare(request: Request, engine: Engine, client: DockerClient, logfile: Pat
     facts, gpus = _probed(client, base, offer, home)
     if facts.complete:
         _check_versions(facts, versions, request)
-    target = _target(request, facts, gpus)
+    target = _target(request, gpus)
     plan = request.plan(target, facts.packages.get("flashinfer-python", "") if facts.complete else "")
     plan = with_engine_version(plan, facts, base.reference)
     _announce(plan)
     if plan.device == "cuda" and not request.caches:
         for line in check(gpus, plan.layout.world, require_idle=request.require_idle):
             log.warn(line)
+        check_driver(gpus, facts.cuda if facts.complete else versions["CUDA_VERSION"])
     staging = Staging(home)
-    name = "Dockerfile.overlay" if facts.complete else "Dockerfile"
-    template = (request.root / "docker" / name).read_bytes()
+    kind = flavour(
+        client, base, facts, device=plan.device, wanted=request.base_image, versions=versions, root=request.root,
+        home=home, logfile=logfile,
+    )  # fmt: skip
+    template = (request.root / "docker" / kind.dockerfile).read_bytes()
     staged = {
         "code": staging.code(),
         "modules": staging.empty(),
         "plan": staging.plan(plan),
         "previous": staging.previous(request.previous),
+        **kind.houses,
     }
-    house = ""
-    if not facts.complete:
-        filled = wheels.fill(request.root / "requirements" / "image-cpu.txt", facts, home, logfile)
-        staged["wheels"], house = filled.path, filled.digest
     here = gpus.facts() if plan.device == "cuda" else device.read_processor(client, base.reference, local=engine.local)
     decides = {
-        "base": base.image_id, "wheels": house, "code": code_content(), "plan": plan.to_json(), "device": here,
+        "base": base.image_id, "wheels": kind.digest, "code": code_content(), "plan": plan.to_json(), "device": here,
         "previous": tree_digest(request.previous), "dockerfile": sha256_bytes(template),
         "options": request.tune_options, "engine": engine.host,
     }  # fmt: skip
@@ -220,7 +214,12 @@ def prepare(request: Request, engine: Engine, client: DockerClient, logfile: Pat
         plan=plan,
         contexts=staged,
         modules=(),
-        arguments={"BASE_IMAGE": base.reference, "SOURCE_DATE_EPOCH": str(contexts.FIXED_TIME)},
+        arguments={
+            "BASE_IMAGE": base.reference,
+            "SOURCE_DATE_EPOCH": str(contexts.FIXED_TIME),
+            **kind.arguments,
+        },
+        two_bases=kind.two_bases,
         staging=staging,
         home=home,
         digest=sha256_json(decides),

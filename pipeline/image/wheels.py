@@ -13,28 +13,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline import log
 from pipeline.contract.digest import sha256_json
-from pipeline.contract.errors import BuildError, UsageError
+from pipeline.contract.errors import BuildError
 from pipeline.run import ProcessFailed, run
 
+from .closures import Closure, listed, normal, refuse_unpinned
 from .facts import BaseFacts
-
-# FlashInfer requires its whole CUDA tool chain (cudnn-frontend, cutlass-dsl, cuda-tile …), of which the AutoTuner on a
-# CPU imports nothing: it is taken without its dependencies, and the build's import proves that this is enough.
-_WITHOUT_DEPENDENCIES = ("flashinfer-python",)
-_NOT_CUDA = {"nvidia-ml-py"}  # bindings to the driver's library by ctypes, no library itself
-_CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
-
-
-class TorchNotForCpu(UsageError):
-    """pip would install a CUDA build of torch, or CUDA libraries, into the CPU image."""
-
-
-class PinsIncomplete(UsageError):
-    """pip would install something that requirements do not pin."""
 
 
 class WheelsUnavailable(BuildError):
@@ -50,10 +36,6 @@ class Wheelhouse:
     reused: bool
 
 
-def _normal(name: str) -> str:
-    return name.lower().replace("_", "-").replace(".", "-")
-
-
 def _pins(requirements: Path) -> dict[str, str]:
     """Name to version of a fully pinned requirements file (rendered by us, so one pin a line)."""
     from packaging.requirements import Requirement
@@ -63,7 +45,7 @@ def _pins(requirements: Path) -> dict[str, str]:
         line = raw.partition("#")[0].strip()
         if line:
             requirement = Requirement(line)
-            found[_normal(requirement.name)] = next(iter(requirement.specifier)).version
+            found[normal(requirement.name)] = next(iter(requirement.specifier)).version
     return found
 
 
@@ -92,38 +74,18 @@ def _pip(words: Sequence[str], logfile: Path) -> None:
         ) from error
 
 
-def refuse_cuda(report: dict[str, Any]) -> None:
-    """Raise `TorchNotForCpu` when pip's installation report holds a CUDA torch or any CUDA library."""
-    found = {_normal(item["metadata"]["name"]): item["metadata"]["version"] for item in report["install"]}
-    torch = found.get("torch", "")
-    extra = sorted(n for n in found if n.startswith(_CUDA_PREFIXES) and n not in _NOT_CUDA)
-    if (torch and not torch.endswith("+cpu")) or extra:
-        what = f"torch {torch}" if torch and not torch.endswith("+cpu") else ", ".join(extra[:3])
-        raise TorchNotForCpu(
-            f"pip would bring {what} into the CPU image"
-            + (f" with {len(extra)} CUDA packages" if extra and torch else ""),
-            hint="add PyTorch's index of CPU wheels to pip's own configuration (`pip config set global.extra-index-url "
-            "URL`), or a find-links folder that holds the +cpu wheel",
-        )
+def _resolvable(closure: Closure, pins: dict[str, str]) -> str:
+    """The pins as pip shall resolve them."""
+    without = closure.without or {}
+    wanted = {name: version for name, version in pins.items() if name not in closure.alone}
+    return "".join(f"{n}=={v}{',' + without[n] if n in without else ''}\n" for n, v in wanted.items())
 
 
-def _refuse_unpinned(report: dict[str, Any], pins: dict[str, str]) -> None:
-    loose = []
-    for item in report["install"]:
-        name, version = _normal(item["metadata"]["name"]), item["metadata"]["version"]
-        if pins.get(name) not in (version, version.partition("+")[0]):
-            loose.append(f"{name}=={version}")
-    if loose:
-        raise PinsIncomplete(
-            f"{len(loose)} packages are needed and not pinned: {', '.join(loose[:5])}",
-            hint="add them to versions.json and the requirements template, then `pipeline sync`",
-        )
-
-
-def fill(requirements: Path, facts: BaseFacts, home: Path, logfile: Path) -> Wheelhouse:
-    """Return the wheelhouse for a requirements file and a base, filling it when it is not there yet."""
+def fill(closure: Closure, requirements: Path, facts: BaseFacts, home: Path, logfile: Path) -> Wheelhouse:
+    """Return the wheelhouse of a closure's requirements file for a base, filling it when it is not there yet."""
     pins = _pins(requirements)
-    recipe = {"requirements": requirements.read_text(encoding="utf-8"), "target": _target(facts), "cpu": True}
+    kind = closure.name.removeprefix("image-")
+    recipe = {"requirements": requirements.read_text(encoding="utf-8"), "target": _target(facts), kind: True}
     digest = sha256_json(recipe)
     place = home / "wheels" / digest[:32]
     if place.is_dir():
@@ -131,9 +93,8 @@ def fill(requirements: Path, facts: BaseFacts, home: Path, logfile: Path) -> Whe
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".filling-") as temporary:
         work = Path(temporary)
-        resolvable = work / "resolve.txt"
-        names = [f"{n}=={v}" for n, v in pins.items() if n not in _WITHOUT_DEPENDENCIES]
-        resolvable.write_text("\n".join(names) + "\n", encoding="utf-8")
+        resolvable, exact = work / "resolve.txt", work / "exact.txt"
+        resolvable.write_text(_resolvable(closure, pins), encoding="utf-8")
         report = work / "report.json"
         with log.step(f"resolve {len(pins)} wheels for Python {facts.python} on {facts.machine}"):
             _pip(
@@ -142,13 +103,17 @@ def fill(requirements: Path, facts: BaseFacts, home: Path, logfile: Path) -> Whe
                 logfile,
             )  # fmt: skip
             told = json.loads(report.read_text(encoding="utf-8"))
-            refuse_cuda(told)
-            _refuse_unpinned(told, pins)
+            if closure.refuse is not None:
+                closure.refuse(told)
+            refuse_unpinned(told, pins)
+        found = {name: f"{name}==={version}" for name, version in listed(told).items()}
+        chosen = [found.get(name, f"{name}=={version}") for name, version in pins.items()]
+        exact.write_text("\n".join(chosen) + "\n", encoding="utf-8")
         wheels = work / "wheels"
         with log.step("fetch the wheels"):
             _pip(
                 ["download", "--quiet", "--no-deps", "--dest", str(wheels), *_target(facts),
-                 "--requirement", str(requirements)],
+                 "--requirement", str(exact)],
                 logfile,
             )  # fmt: skip
         shutil.copyfile(requirements, wheels / "requirements.txt")

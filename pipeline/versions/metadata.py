@@ -7,7 +7,7 @@ A tree whose versions.json names no `closures` may do without it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from .findings import Finding
@@ -129,7 +129,7 @@ def check_metadata(versions: Versions, meaning: Meaning, record: Record) -> list
                 findings.append(Finding(RECORD, 0, 0, f"{has}, {version} is pinned; {_HINT}", "record"))
                 continue
             findings += _python(pin, entry, python, versions)
-            findings += _labels(pin, entry, texts)
+            findings += _labels(pin, entry, texts, pins)
             for requirement in applicable(entry, pin.extras, python):
                 wanted = pins.get(canonical(requirement.name))
                 if wanted is not None:
@@ -156,18 +156,27 @@ def _python(pin: Pin, entry: Recorded, python: str, versions: Versions) -> Itera
         yield Finding(pin.path, pin.line, 0, f"{said}, {FILE} says {versions[name]} ({name})", "metadata")
 
 
-def _labels(pin: Pin, entry: Recorded, texts: Texts) -> Iterator[Finding]:
-    """The build that the index gives (`2.13.0+cu130`) and the libraries that it requires (`…-cu13`) fit."""
+def _labels(pin: Pin, entry: Recorded, texts: Texts, pins: Collection[str]) -> Iterator[Finding]:
+    """The build that the index gives (`2.13.0+cu130`) and the libraries that it requires (`…-cu13`) fit.
+
+    A library for another CUDA (`…-cu12`) passes where that for this one is pinned beside it: some require both.
+    """
     for label in local_label(entry.version).split("."):
         for found in texts.label(label, f"{pin.name} {entry.version}"):
             if found.wrong:
                 yield Finding(pin.path, pin.line, 0, found.wrong, "metadata")
     for text in entry.requires_dist:
         required = re.split(r"[\s;]", text, maxsplit=1)[0]
-        suffix = canonical(re.split(r"[^\w.-]", text, maxsplit=1)[0]).rpartition("-")[2]
+        stem, _, suffix = canonical(re.split(r"[^\w.-]", text, maxsplit=1)[0]).rpartition("-")
         for found in texts.label(suffix, f"{pin.name} {entry.version} requires {required}"):
-            if found.wrong:
+            if found.wrong and not _beside(stem, pins, texts):
                 yield Finding(pin.path, pin.line, 0, found.wrong, "metadata")
+
+
+def _beside(stem: str, pins: Collection[str], texts: Texts) -> bool:
+    """Whether a library of this name is pinned for the version that versions.json names."""
+    suffixes = [name.removeprefix(f"{stem}-") for name in pins if name.startswith(f"{stem}-")]
+    return any(not found.wrong for suffix in suffixes for found in texts.label(suffix, ""))
 
 
 def _one(pin: Pin, entry: Recorded, requirement: Requirement, wanted: Pin, texts: Texts) -> Iterator[Finding]:

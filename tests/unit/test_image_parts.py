@@ -20,6 +20,7 @@ from pipeline.contract.places import CACHE_ROOT
 from pipeline.contract.plan import Layout, OpPlan, Plan
 from pipeline.image import contexts, store
 from pipeline.image.buildkit import Builder, Stage, StageFailed
+from pipeline.image.closures import TorchNotForCpu, refuse_cuda
 from pipeline.image.contain import Sandbox
 from pipeline.image.device import DeviceUnknown, processor
 from pipeline.image.facts import BaseFacts
@@ -28,7 +29,6 @@ from pipeline.image.request import default_name
 from pipeline.image.saved import ExportUnreadable, read_saved
 from pipeline.image.settings import ImageNameInvalid, PreviousMissing, check_image_name, check_previous
 from pipeline.image.tuning import TuningFailed, _raise_failure
-from pipeline.image.wheels import TorchNotForCpu, refuse_cuda
 from pipeline.image.wrap import COMMAND, Runs
 
 OP = OpPlan("qkv", "cpu_mm", {"n": 8, "k": 4}, {"a": "float32", "b": "float32", "out": "float32"}, (1, 2))

@@ -1,0 +1,53 @@
+"""Every rendered Dockerfile is linted, also as the host finishes it for GPU steps and several keys."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.image.devicerun import with_devices
+from pipeline.image.wrap import Runs, finished_dockerfile
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted(path.name for path in (ROOT / "docker").glob("Dockerfile*"))
+
+
+def hadolint(text: bytes, *words: str) -> str:
+    program = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run(
+        [program, "--no-color", "--config", ROOT / ".hadolint.yaml", *words, "-"],
+        input=text, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout.decode()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_hadolint_has_nothing_to_say(name: str) -> None:
+    text = (ROOT / "docker" / name).read_bytes()
+    assert hadolint(text) == ""
+    assert hadolint(finished_dockerfile(text, Runs("1000:5", ("serve",), ("a",)), keys=3)) == ""
+    # hadolint 2.15 does not know `--device` and takes the next flag for a command.
+    assert hadolint(with_devices(text, ("nvidia.com/gpu=all",)), "--ignore", "SC2215") == ""
+
+
+def test_hadolint_would_say_something() -> None:
+    assert "DL3006" in hadolint(b"FROM debian\n")
+
+
+def test_there_is_a_dockerfile_for_every_flavour() -> None:
+    assert FILES == ["Dockerfile", "Dockerfile.cuda", "Dockerfile.overlay"]
+
+
+def test_the_cuda_image_s_compilers_stay_in_the_stage_that_tunes() -> None:
+    text = (ROOT / "docker" / "Dockerfile.cuda").read_text()
+    stages = dict(part.split(" AS ", 1)[::-1] for part in text.split("\nFROM ")[1:])
+    origin = {body.split("\n", 1)[0]: base for body, base in stages.items()}
+    assert origin["final"] == "jit"
+    assert origin["jit"] == "runtime"
+    assert origin["tuner"] == "toolchain"
+    bodies = {body.split("\n", 1)[0]: body for body in stages}
+    assert [name for name, body in bodies.items() if "from=compiler," in body] == ["toolchain"]

@@ -1,0 +1,290 @@
+"""GPUs of a host, told by stand-ins: what is offered, what is refused and with which remedy, and how steps get them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.contract.errors import PipelineError
+from pipeline.engine import Engine
+from pipeline.engine.facts import Answers, engine_from
+from pipeline.image import devicerun
+from pipeline.image.buildkit import Builder, Stage
+from pipeline.image.contain import Ended
+from pipeline.image.facts import probe, read_gpus
+from pipeline.image.gpus import (
+    BusyGpu,
+    CdiUnknown,
+    DriverTooOld,
+    Gpu,
+    Gpus,
+    MigRanks,
+    MixedGpus,
+    NoGpu,
+    TooFewGpus,
+    check,
+    check_driver,
+    offered,
+)  # fmt: skip
+
+ROOT = Path(__file__).resolve().parents[2]
+H200 = Gpu("NVIDIA H200", "GPU-1", "9.0", 4)
+L4 = Gpu("NVIDIA L4", "GPU-2", "8.9", 4)
+
+
+def engine(**info: Any) -> Engine:
+    told = {"ServerVersion": "28.5.2", "OSType": "linux", "Architecture": "x86_64", "Runtimes": {"runc": {}}, **info}
+    return engine_from("tcp://gpu-host:2375", "DOCKER_HOST", Answers(told, "1.51"))
+
+
+def cdi(*names: str) -> Engine:
+    rows = [{"Source": "cdi", "ID": name} for name in names]
+    return engine(CDISpecDirs=["/etc/cdi"], DiscoveredDevices=rows)
+
+
+NVIDIA = engine(Runtimes={"runc": {}, "nvidia": {}})
+ALL = cdi("nvidia.com/gpu=all", "nvidia.com/gpu=0", "nvidia.com/gpu=1")
+
+
+@pytest.mark.parametrize(
+    ("host", "wanted", "access", "devices"),
+    [
+        (engine(), "", "none", None),
+        (ALL, "", "cdi", ("nvidia.com/gpu=all",)),
+        (ALL, "nvidia.com/gpu=1", "cdi", ("nvidia.com/gpu=1",)),
+        (ALL, "0, 1", "cdi", ("nvidia.com/gpu=0", "nvidia.com/gpu=1")),
+        (cdi("nvidia.com/gpu=0"), "", "cdi", ("nvidia.com/gpu=0",)),
+        (NVIDIA, "", "runtime", ()),
+        (NVIDIA, "1", "runtime", ("1",)),
+        (NVIDIA, "all", "runtime", ()),
+        (engine(DefaultRuntime="nvidia", Runtimes={"nvidia": {}}), "", "default-runtime", None),
+    ],
+)
+def test_what_an_engine_offers(host: Engine, wanted: str, access: str, devices: tuple[str, ...] | None) -> None:
+    found = offered(host, wanted=wanted)
+    assert found.access == access
+    assert devices is None or found.devices == devices
+
+
+@pytest.mark.parametrize("wanted", ["nvidia.com/gpu=7", "7", "a b", ",", "nvidia.com/gpu=", "amd.com/gpu=0", "-1"])
+def test_a_device_that_does_not_exist_is_named(wanted: str) -> None:
+    with pytest.raises(CdiUnknown) as caught:
+        offered(ALL, wanted=wanted)
+    assert "gpu=" in caught.value.hint
+    assert int(caught.value.exit_code) == 2
+
+
+def test_the_sdk_s_arguments_and_the_cli_s_words_agree() -> None:
+    chosen = Gpus("cdi", devices=("nvidia.com/gpu=0", "nvidia.com/gpu=1"))
+    (request,) = chosen.options()["device_requests"]
+    assert request["DeviceIDs"] == ["nvidia.com/gpu=0", "nvidia.com/gpu=1"]
+    assert chosen.words() == ["--device", "nvidia.com/gpu=0", "--device", "nvidia.com/gpu=1"]
+    (request,) = Gpus("runtime", devices=("1",)).options()["device_requests"]
+    assert (request["DeviceIDs"], request["Count"]) == (["1"], 0)
+    (request,) = Gpus("runtime", devices=()).options()["device_requests"]
+    assert request["Count"] == -1
+    assert Gpus("runtime", devices=()).words() == ["--gpus", "all"]
+    assert Gpus().words() == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "error", "message", "remedy"),
+    [
+        ((), 1, NoGpu, "sees no GPU", "DEVICE=cpu"),
+        ((H200,), 2, TooFewGpus, "2 ranks need 2 GPUs, the engine offers 1", "TP=1"),
+        ((H200, L4), 1, MixedGpus, "NVIDIA H200, NVIDIA L4", "GPUS=0,1"),
+        ((H200, H200, L4), 2, MixedGpus, "differ", "GPUS="),
+        ((replace(H200, mig=True),) * 2, 2, MigRanks, "MIG mode", "nvidia-smi -mig 0"),
+        ((replace(H200, memory_used=9000),), 1, BusyGpu, "9000 MiB", "end those processes"),
+    ],
+)
+def test_gpus_that_cannot_serve_are_refused(
+    gpus: tuple[Gpu, ...], ranks: int, error: type[PipelineError], message: str, remedy: str
+) -> None:
+    with pytest.raises(error, match=re.escape(message)) as caught:
+        check(Gpus("cdi", gpus=gpus, processes=("process 7 (python) holds 9000 MiB",)), ranks, require_idle=True)
+    assert remedy in caught.value.hint
+    assert int(caught.value.exit_code) == 2
+    if error is BusyGpu:
+        assert "process 7 (python) holds 9000 MiB" in caught.value.details
+
+
+def test_a_busy_gpu_and_a_slice_are_warnings_unless_refused() -> None:
+    busy = Gpus("cdi", gpus=(replace(H200, memory_used=9000),), processes=("process 7 (python) holds 9000 MiB",))
+    said = check(busy, 1, require_idle=False)
+    assert "may lie" in said[0]
+    assert "process 7" in said[1]
+    (line,) = check(Gpus("cdi", gpus=(replace(H200, mig=True),)), 1, require_idle=True)
+    assert "GPUS=" in line
+    assert check(Gpus("cdi", gpus=(H200, H200)), 2, require_idle=True) == []
+
+
+def test_a_driver_older_than_the_image_s_cuda_is_refused() -> None:
+    old = Gpus("cdi", gpus=(H200,), driver="550.54.15", cuda=(12, 4))
+    with pytest.raises(DriverTooOld, match=r"CUDA 13\.0\.3, and driver 550\.54\.15 runs CUDA up to 12\.4") as caught:
+        check_driver(old, "13.0.3")
+    assert "580" in caught.value.hint
+    check_driver(old, "12.9")  # minor versions run on each other's drivers
+    check_driver(old, "")
+    check_driver(replace(old, cuda=None), "13.0")
+
+
+SMI = {
+    "gpus": [["NVIDIA H200", "GPU-1", "9.0", "3", "580.1", "Disabled"], ["NVIDIA H200", "GPU-2", "9.0", "x", "580.1", "[N/A]"]],
+    "processes": [["GPU-1", "7", "python", "3"]],
+}  # fmt: skip
+
+
+def test_what_nvidia_smi_says_is_read() -> None:
+    found = read_gpus({**SMI, "driver_cuda": [13, 0]}, ALL and offered(ALL))
+    assert [gpu.name for gpu in found.gpus] == ["NVIDIA H200"] * 2
+    assert (found.driver, found.cuda, found.gpus[0].arch) == ("580.1", (13, 0), "90a")
+    assert found.facts() == {"gpus": ["NVIDIA H200"] * 2, "count": 2, "driver": "580.1"}
+    assert read_gpus({}, offered(ALL)).gpus == ()
+
+
+class Client:
+    """A docker SDK whose containers do not start."""
+
+    def __init__(self) -> None:
+        self.images = self
+        self.id = "sha256:1"
+
+    def get(self, _name: str) -> Client:
+        return self
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=9", CdiUnknown),
+        ("nvidia-container-cli: requirement error: unsatisfied condition: cuda>=13.0, please update", DriverTooOld),
+        ('could not select device driver "" with capabilities: [[gpu]]', NoGpu),
+        ('unknown or invalid runtime name: runtime "nvidia"', NoGpu),
+    ],
+)
+def test_an_engine_s_refusal_is_named(said: str, error: type[PipelineError], monkeypatch: pytest.MonkeyPatch) -> None:
+    from docker.errors import APIError
+
+    def refuse(*_words: Any, **_more: Any) -> Ended:
+        raise APIError("500", explanation=said)
+
+    monkeypatch.setattr("pipeline.image.facts.run_to_end", refuse)
+    client: Any = Client()
+    with pytest.raises(error) as caught:
+        probe(client, "base", offered(ALL))
+    assert caught.value.hint
+
+
+def test_the_probe_runs_under_the_oldest_python_s_syntax() -> None:
+    import ast
+
+    from pipeline.image.facts import _PROBE
+
+    ast.parse(_PROBE, feature_version=(3, 8))
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.overlay", "Dockerfile.cuda"])
+def test_the_tuning_step_of_every_dockerfile_can_be_given_devices(name: str) -> None:
+    plain = (ROOT / "docker" / name).read_bytes()
+    made = devicerun.with_devices(plain, ("nvidia.com/gpu=0", "nvidia.com/gpu=1"))
+    (line,) = [line for line in made.splitlines() if b"--device" in line]
+    assert line.startswith(b"RUN --device=nvidia.com/gpu=0 --device=nvidia.com/gpu=1 --network=none --mount=type=bind,from=previous")  # fmt: skip
+    assert made.replace(b"--device=nvidia.com/gpu=0 --device=nvidia.com/gpu=1 ", b"") == plain
+    with pytest.raises(devicerun.NoTuningStep):
+        devicerun.with_devices(b"FROM scratch\n", ("nvidia.com/gpu=all",))
+
+
+def test_a_device_step_s_command_allows_devices_and_has_shared_memory(tmp_path: Path) -> None:
+    text = (ROOT / "docker" / "Dockerfile.overlay").read_bytes()
+    builder = Builder({}, text, tmp_path, tmp_path, tmp_path / "log")
+    words = builder.command(Stage("tuned", {}, devices=("nvidia.com/gpu=all",), shm_size=1 << 30))
+    assert words[words.index("--allow") + 1] == "device"
+    assert words[words.index("--shm-size") + 1] == str(1 << 30)
+    assert b"--device=nvidia.com/gpu=all" in Path(words[words.index("--file") + 1]).read_bytes()
+    assert "--allow" not in builder.command(Stage("tuner", {}))
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (["ERROR: failed to solve: dockerfile parse error on line 2: unknown flag: device"], "frontend"),
+        (["ERROR: failed to solve: device entitlement is not allowed"], "does not grant devices"),
+        (['ERROR: failed to solve: process "/bin/sh -c …" did not complete successfully: exit code: 1'], "saw no GPU"),
+        (["#5 ERROR: no such device"], "no such device"),
+        ([], "no reason"),
+    ],
+)
+def test_why_a_builder_gives_no_device_is_said(said: list[str], reason: str) -> None:
+    assert reason in devicerun.reason(said)
+
+
+def test_a_builder_is_asked_only_when_it_may_know_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr("pipeline.image.devicerun.run", lambda words, **_more: asked.append(words))
+
+    def why(version: tuple[int, int, int], *, cdi: bool = True) -> str:
+        monkeypatch.setattr("pipeline.engine.buildx.version", lambda: version)
+        return devicerun.why_not({}, base="b", devices=("nvidia.com/gpu=all",), cdi=cdi, logfile=tmp_path / "log")
+
+    assert "0.22" in why((0, 13, 1))
+    assert "no CDI device" in why((0, 29, 0), cdi=False)
+    assert asked == []
+    assert why((0, 29, 0)) == ""
+    assert asked[0][: len(asked[0]) - 1] == ["docker", "buildx", "build", "--progress=plain", "--output=type=cacheonly", "--allow", "device"]  # fmt: skip
+    text = devicerun.probe_dockerfile("b", ("nvidia.com/gpu=all",))
+    assert text.startswith("FROM b\nRUN --device=nvidia.com/gpu=all --network=none ")
+    assert text != devicerun.probe_dockerfile("b", ("nvidia.com/gpu=all",)), "an earlier answer would be cached"
+
+
+def prepared(access: str) -> Any:
+    class Prepared:
+        plan = type("Plan", (), {"device": "cuda"})
+        gpus = Gpus(access)  # type: ignore[arg-type]
+        base = type("Base", (), {"reference": "b"})
+        builder = Builder({}, b"", Path(), Path(), Path("log"))
+
+    return Prepared
+
+
+def test_the_way_is_chosen_from_what_the_engine_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.image import choose
+
+    answer = ""
+    monkeypatch.setattr(choose, "why_not", lambda *_words, **_more: answer)
+    request: Any = type("Request", (), {"tune_in": ""})
+    assert choose.choose(request, prepared("cdi")).form == "device stage"
+    assert choose.choose(request, prepared("default-runtime")).form == "classic stage"
+    answer = "buildx is 0.13.1"
+    way = choose.choose(request, prepared("cdi"))
+    assert way.form == "container"
+    assert "buildx is 0.13.1" in way.reason
+    request.tune_in = "stage"
+    with pytest.raises(choose.StageWithoutGpu, match=r"buildx is 0\.13\.1") as caught:
+        choose.choose(request, prepared("cdi"))
+    assert "TUNE_IN=container" in caught.value.hint
+    request.tune_in = "container"
+    assert choose.choose(request, prepared("default-runtime")).form == "container"
+
+
+def test_libraries_that_differ_are_named_by_path() -> None:
+    from pipeline.image.libraries import differing
+    from pipeline.tune.libraries import mapped
+
+    one = {"image_half": {"cublas_version": "13.1.1"}, "libraries": {"libcublas.so.13": "/opt/venv/a (1 bytes)"}}
+    two = json.loads(json.dumps(one).replace("/opt/venv/a", "/usr/lib/a").replace("13.1.1", "13.2.0"))
+    assert differing(one, one) == []
+    assert differing(one, two) == [
+        "cublas_version: tuned with 13.1.1, the image has 13.2.0",
+        "libcublas.so.13: tuned with /opt/venv/a (1 bytes), the image has /usr/lib/a (1 bytes)",
+    ]
+    maps = (
+        "7f0-7f1 r--p 0 08:01 5   /opt/venv/nvidia/cu13/lib/libcublas.so.13\n"
+        "7f2-7f3 r--p 0 08:01 6   /usr/lib/libcuda.so.1\n7f4-7f5 r--p 0 08:01 7   /usr/lib/libc.so.6\n"
+    )
+    assert mapped(maps) == {"libcublas.so.13": Path("/opt/venv/nvidia/cu13/lib/libcublas.so.13")}
