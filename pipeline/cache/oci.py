@@ -55,7 +55,7 @@ def write_layout(root: Path, out: Path, *, tag: str, architecture: str, labels: 
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         made = Path(scratch) / "layout"
-        layer = _blob(made, _tar(root), _LAYER)
+        layer = _blob(made, tar_of(root, CACHE_ROOT), _LAYER)
         config = {
             "architecture": architecture,
             "os": "linux",
@@ -117,11 +117,14 @@ def _read_blob(layout: Path, descriptor: Mapping[str, Any]) -> bytes:
     return data
 
 
-def _tar(root: Path) -> bytes:
-    """The whole path from `/`, parents first, so that no parent directory is made anew by whoever unpacks it."""
+def tar_of(root: Path, place: str) -> bytes:
+    """A cache root as an uncompressed tar whose names lie below `place`, the same bytes for the same files.
+
+    The whole path from `/`, parents first, so that no parent directory is made anew by whoever unpacks it.
+    """
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, path in _members(root):
+        for name, path in _members(root, place.strip("/")):
             info = tarfile.TarInfo(name)
             info.mtime = _EPOCH
             if path is None:
@@ -134,8 +137,7 @@ def _tar(root: Path) -> bytes:
     return out.getvalue()
 
 
-def _members(root: Path) -> Iterator[tuple[str, Path | None]]:
-    base = CACHE_ROOT.strip("/")
+def _members(root: Path, base: str) -> Iterator[tuple[str, Path | None]]:
     parts = base.split("/")
     for depth in range(1, len(parts) + 1):
         yield "/".join(parts[:depth]), None

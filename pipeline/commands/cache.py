@@ -1,4 +1,4 @@
-"""`pipeline cache ls|diff|merge|export|prune`: tuned caches as files, side by side and in the host's store."""
+"""`pipeline cache ls|diff|merge|export|prune|push|pull`: tuned caches as files, in the host's store, in a registry."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.commands import _cache_registry
 from pipeline.contract.exits import Exit
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cache`."""
-    actions = parser.add_subparsers(dest="action", metavar="ls|diff|merge|export|prune", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="ls|diff|merge|export|prune|push|pull", required=True)
     ls = actions.add_parser("ls", help="list the keys in the host's store, a directory or an image")
     ls.add_argument("target", nargs="?", default="", metavar="DIR|IMAGE|oci:DIR", help="default: the host's store")
     ls.add_argument("--json", action="store_true", help="as JSON on stdout")
@@ -40,6 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     prune.add_argument("--max-size", type=_bytes, metavar="SIZE", help="the oldest, until the store fits (k, M, G)")
     prune.add_argument("--unused", action="store_true", help="those that no image in the engine was baked from")
     prune.add_argument("--dry-run", action="store_true", help="only say what would go")
+    _cache_registry.configure(actions)
 
 
 def _days(text: str) -> float:
@@ -59,13 +61,15 @@ def _bytes(text: str) -> int:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Do one of the five."""
+    """Do one of the seven."""
     actions: dict[str, Callable[[argparse.Namespace], int]] = {
         "ls": _ls,
         "diff": _diff,
         "merge": _merge,
         "export": _export,
         "prune": _prune,
+        "push": _cache_registry.push,
+        "pull": _cache_registry.pull,
     }
     return actions[arguments.action](arguments)
 

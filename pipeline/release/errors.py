@@ -78,3 +78,11 @@ class CosignMissing(PublishError):
 
 class KeyUnusable(UsageError):
     """A signing or verification key cannot be read, or its password is missing."""
+
+
+class SignatureWrong(PublishError):
+    """What must be signed by a key is not."""
+
+
+class TagTaken(PublishError):
+    """A tag leads to something else already, and must not be moved."""

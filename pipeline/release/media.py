@@ -25,4 +25,4 @@ SPDX = "application/spdx+json"
 # A tuned cache on its own.
 CACHE = "application/vnd.tuned-image-pipeline.cache.v1"
 CACHE_CONFIG = "application/vnd.tuned-image-pipeline.cache.config.v1+json"
-CACHE_TAR = "application/vnd.tuned-image-pipeline.cache.v1.tar"
+CACHE_TAR = "application/vnd.tuned-image-pipeline.cache.v1.tar+gzip"

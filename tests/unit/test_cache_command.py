@@ -219,7 +219,7 @@ def test_an_unsound_cache_is_not_exported(capsys, tmp_path):
 
 def test_a_layer_that_leads_out_is_refused(capsys, tmp_path, monkeypatch):
     samples.write(tmp_path / "a", H200)
-    monkeypatch.setattr("pipeline.cache.oci._members", lambda root: [("opt/../../evil", root / "x")])
+    monkeypatch.setattr("pipeline.cache.oci._members", lambda root, base: [("opt/../../evil", root / "x")])
     (tmp_path / "a" / "x").write_text("")
     from pipeline.cache.oci import write_layout
 

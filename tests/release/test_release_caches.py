@@ -1,0 +1,208 @@
+"""Tuned caches in a registry: there and back, judged both ways, and as oras and skopeo read and write them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import subprocess
+import tarfile
+
+import cache_samples
+import pytest
+import release_samples as samples
+from release_registries import PASSWORD, USER, auth_of, command
+from test_release_registry import NOBODY, QUICK
+
+from pipeline.cache.store import check_root
+from pipeline.contract.exits import Exit
+from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
+from pipeline.release import caches, media
+from pipeline.release.registry import Registry
+
+
+def files(root):
+    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def test_there_and_back_and_by_oras_and_skopeo(plain, pipeline, tmp_path):
+    for gpu in ("", "NVIDIA H200", "NVIDIA H100 80GB HBM3"):
+        cache_samples.write(tmp_path / "root", gpu)
+    (tmp_path / "root" / "0.6.16.post3").chmod(0o700)
+    name = f"oci://{plain.host}/caches/three:one"
+    done = pipeline("cache", "push", tmp_path / "root", name)
+    assert done.returncode == 0, done.stderr
+    by_digest = done.stdout.strip()
+    assert by_digest.startswith(f"oci://{plain.host}/caches/three@sha256:")
+    before = plain.blobs()
+    assert (
+        pipeline("cache", "push", tmp_path / "root", name).stdout.strip() == by_digest
+    )  # the same cache, the same digest
+    assert plain.blobs() == before
+    for number, source in enumerate((name, by_digest)):
+        done = pipeline("cache", "pull", source, tmp_path / f"back{number}")
+        assert done.returncode == 0 and done.stdout.strip() == by_digest, done.stderr
+        assert files(tmp_path / f"back{number}") == files(tmp_path / "root")
+    assert pipeline("cache", "diff", tmp_path / "root", tmp_path / "back0").returncode == 0
+    raw = samples.inspect(name.removeprefix("oci://"))
+    assert raw["artifactType"] == media.CACHE and raw["config"]["mediaType"] == media.CACHE_CONFIG
+    with Registry(plain.host, NOBODY, QUICK) as registry:
+        config = json.loads(registry.blob("caches/three", raw["config"]["digest"]))
+        assert {one["device"] for one in config["keys"]} == {"A CPU", "NVIDIA H200", "NVIDIA H100 80GB HBM3"}
+    command("oras", "pull", "--plain-http", "-o", tmp_path / "oras", name.removeprefix("oci://"))
+    assert files(tmp_path / "oras" / caches.FOLDER) == files(tmp_path / "root")
+    assert check_root(tmp_path / "oras" / caches.FOLDER)[1] == ()
+    command(
+        "skopeo",
+        "copy",
+        "--src-tls-verify=false",
+        f"docker://{name.removeprefix('oci://')}",
+        f"oci:{tmp_path}/copy:one",
+    )
+    command(
+        "skopeo",
+        "copy",
+        "--dest-tls-verify=false",
+        f"oci:{tmp_path}/copy:one",
+        f"docker://{plain.host}/caches/copied:one",
+    )
+    assert pipeline("cache", "pull", f"oci://{plain.host}/caches/copied:one", tmp_path / "copied").returncode == 0
+
+
+def test_what_oras_pushed_is_pulled(plain, pipeline, tmp_path):
+    cache_samples.write(tmp_path / caches.FOLDER, "NVIDIA H200")
+    done = subprocess.run(
+        ["oras", "push", "--plain-http", "--artifact-type", media.CACHE, f"{plain.host}/caches/byoras:one",
+         f"{caches.FOLDER}/:{media.CACHE_TAR}"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    done = pipeline("cache", "pull", f"oci://{plain.host}/caches/byoras:one", tmp_path / "back")
+    assert done.returncode == 0, done.stderr
+    assert files(tmp_path / "back") == files(tmp_path / caches.FOLDER)
+
+
+def test_an_unsound_cache_is_not_pushed_and_a_tag_is_not_moved(plain, pipeline, tmp_path):
+    place = cache_samples.write(tmp_path / "bad")
+    (place / CACHE_FILE).write_text("{")
+    done = pipeline("cache", "push", tmp_path / "bad", f"oci://{plain.host}/caches/bad:one")
+    assert done.returncode == Exit.CACHE and "not JSON" in done.stderr
+    (tmp_path / "empty").mkdir()
+    done = pipeline("cache", "push", tmp_path / "empty", f"oci://{plain.host}/caches/bad:one")
+    assert done.returncode == Exit.CACHE, done.stderr
+    cache_samples.write(tmp_path / "one")
+    cache_samples.write(tmp_path / "two", tactic=5)
+    name = f"oci://{plain.host}/caches/moved:one"
+    assert pipeline("cache", "push", tmp_path / "one", name).returncode == 0
+    done = pipeline("cache", "push", tmp_path / "two", name)
+    assert done.returncode == Exit.PUBLISH and "is another cache" in done.stderr and "--move" in done.stderr
+    assert pipeline("cache", "push", tmp_path / "two", name, "--move").returncode == 0
+    with Registry(plain.host, NOBODY, QUICK) as registry:
+        assert registry.tags("caches/bad") == ()
+
+
+def _put(registry, layers, kind=media.CACHE, repository="caches/wrong", tag="one"):
+    config = registry.put_blob(repository, b"{}", media.EMPTY)
+    named = [registry.put_blob(repository, content, layer_kind).to_json() for layer_kind, content in layers]
+    body = {
+        "schemaVersion": 2,
+        "mediaType": media.MANIFEST,
+        "artifactType": kind,
+        "config": config.to_json(),
+        "layers": named,
+    }
+    registry.put_manifest(repository, tag, json.dumps(body).encode(), media.MANIFEST)
+
+
+def _tar(*members):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+LINK = tarfile.TarInfo(f"{caches.FOLDER}/link")
+BAD = [
+    ("no gzip", [(media.CACHE_TAR, b"plainly not")], "not gzip"),
+    ("cut gzip", [(media.CACHE_TAR, gzip.compress(_tar((f"{caches.FOLDER}/a", b"x" * 5000)))[:-20])], "not gzip"),
+    ("out of it", [(media.CACHE_TAR, gzip.compress(_tar((f"{caches.FOLDER}/../../etc/x", b"")))) ], "leads out"),
+    ("a bomb", [(media.CACHE_TAR, gzip.compress(b"\0" * (65 << 20)))], ""),
+    ("large file", [(media.CACHE_TAR, gzip.compress(_tar((f"{caches.FOLDER}/0/a/b/c", b"\0" * (65 << 20)))))], "larger than"),
+    ("no manifest", [(media.CACHE_TAR, gzip.compress(_tar((f"{caches.FOLDER}/0.6/90a/{'0' * 64}/{CACHE_FILE}", b"{}"))))], "manifest"),
+    ("no key", [(media.CACHE_TAR, gzip.compress(_tar()))], ""),
+    ("two layers", [(media.CACHE_TAR, b"a"), (media.CACHE_TAR, b"b")], "not one layer"),
+    ("no cache", [(media.OCTETS, b"a")], "not one layer"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layers", "what"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_what_is_no_sound_cache_is_not_pulled_and_leaves_nothing(layers, what, plain, tmp_path, capsys):
+    from pipeline.__main__ import main
+
+    with Registry(plain.host, NOBODY, QUICK) as registry:
+        _put(registry, layers)
+    out = tmp_path / "out"
+    assert main(["cache", "pull", f"oci://{plain.host}/caches/wrong:one", str(out)]) == Exit.CACHE
+    said = capsys.readouterr().err
+    assert what in said and "error: " in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pull_refuses_images_taken_places_and_bad_names(plain, tmp_path, capsys):
+    from pipeline.__main__ import main
+
+    cache_samples.write(tmp_path / "root")
+    with Registry(plain.host, NOBODY, QUICK) as registry:
+        _put(registry, [(media.LAYER_GZIP, b"x")], kind="application/vnd.other", tag="other")
+    assert main(["cache", "pull", f"oci://{plain.host}/caches/wrong:other", str(tmp_path / "out")]) == Exit.CACHE
+    assert main(["cache", "push", str(tmp_path / "root"), f"oci://{plain.host}/caches/taken"]) == 0
+    assert main(["cache", "pull", f"oci://{plain.host}/caches/taken", str(tmp_path / "root")]) == Exit.USAGE
+    assert main(["cache", "pull", f"oci://{plain.host}/caches/taken:none", str(tmp_path / "out")]) == Exit.PUBLISH
+    for bad in ("caches/taken", "oci://caches/taken", "oci://", f"docker://{plain.host}/x"):
+        assert main(["cache", "pull", bad, str(tmp_path / "out")]) == Exit.USAGE
+    assert main(["cache", "push", str(tmp_path / "root"), f"oci://{plain.host}/x@sha256:{'0' * 64}"]) == Exit.USAGE
+    assert "Traceback" not in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_signed_with_a_password_through_tls_and_demanded(logged_in, trusted, pipeline, tmp_path, monkeypatch):
+    monkeypatch.setenv("COSIGN_PASSWORD", samples.KEY_PASSWORD)
+    private, public = samples.key_pair(tmp_path / "keys")
+    _, other = samples.key_pair(tmp_path / "other")
+    cache_samples.write(tmp_path / "root", "NVIDIA H200")
+    for host in (logged_in.host, trusted.host):
+        name = f"oci://{host}/caches/signed:one"
+        done = pipeline("cache", "push", tmp_path / "root", name, "--sign", private)
+        assert done.returncode == 0, done.stderr
+        done = pipeline("cache", "pull", name, tmp_path / f"out-{host}", "--key", public)
+        assert done.returncode == 0, done.stderr
+        assert (next((tmp_path / f"out-{host}").rglob(MANIFEST_FILE))).is_file()
+        done = pipeline("cache", "pull", name, tmp_path / "not", "--key", other)
+        assert done.returncode == Exit.PUBLISH and "is not signed by" in done.stderr
+    assert not (tmp_path / "not").exists()
+    done = pipeline(
+        "cache", "push", tmp_path / "root", f"oci://{logged_in.host}/caches/anonymous", env={"DOCKER_CONFIG": "/none"}
+    )
+    assert done.returncode == Exit.PUBLISH and "docker login" in done.stderr and PASSWORD not in done.stderr
+    wrong = json.dumps({"auths": {logged_in.host: auth_of(USER, "wrong")}})
+    done = pipeline(
+        "cache", "push", tmp_path / "root", f"oci://{logged_in.host}/caches/x", env={"DOCKER_AUTH_CONFIG": wrong}
+    )
+    assert done.returncode == Exit.PUBLISH and "401" in done.stderr
+
+
+def test_a_push_that_breaks_off_leaves_no_tag_and_goes_on(faulty, tmp_path, capsys):
+    from pipeline.__main__ import main
+
+    cache_samples.write(tmp_path / "root")
+    name = f"oci://{faulty.host}/caches/half:one"
+    faulty.fail(method="PUT", path="manifests/sha256:", status=403, code="DENIED", message="no")
+    assert main(["cache", "push", str(tmp_path / "root"), name]) == Exit.PUBLISH
+    with Registry(faulty.host, NOBODY, QUICK) as registry:
+        assert registry.tags("caches/half") == ()
+    faulty.faults.clear()
+    sent = len(faulty.seen)
+    assert main(["cache", "push", str(tmp_path / "root"), name]) == 0
+    assert [s for s in faulty.seen[sent:] if "/uploads/" in s.path] == []  # the blobs are there already
+    capsys.readouterr()
