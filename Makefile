@@ -10,7 +10,7 @@ PIPELINE = $(VENV)/bin/python -m pipeline
 TUNE_TESTS = PIPELINE_TUNE_PYTHON=$(CURDIR)/$(TUNE_VENV)/bin/python PIPELINE_TUNE_OTHER=$(CURDIR)/$(TUNE_VENV)/other
 
 # Values reach the commands through the environment, never through the text of a recipe: no shell reads them.
-export MODEL TP EP PP DP DEVICE ARCH MAX_TOKENS BUCKETS OPS SKIP_OPS BACKENDS BASE_IMAGE IMAGE PREVIOUS TIMEOUT STORE TUNE_IN CACHE GPUS STRATEGY JUDGE ENGINE ENGINE_ARGS ENGINE_ENV
+export MODEL TP EP PP DP DEVICE ARCH MAX_TOKENS BUCKETS OPS SKIP_OPS BACKENDS BASE_IMAGE IMAGE PREVIOUS TIMEOUT STORE TUNE_IN CACHE GPUS STRATEGY JUDGE ENGINE ENGINE_ARGS ENGINE_ENV REGISTRY MATRIX TAG MOVE_TAG VERDICT KEY OUT OCI DIR
 
 # An option is handed on only when its variable is set; a switch is off for 0, no, false and off.
 on = $(filter-out 0 no false off,$(1))
@@ -24,8 +24,11 @@ TUNE_OPTIONS = $(PLAN_OPTIONS) $(if $(BASE_IMAGE),--base-image "$$BASE_IMAGE") $
   $(if $(ENGINE),--engine "$$ENGINE") $(if $(ENGINE_ARGS),--engine-args="$$ENGINE_ARGS") $(if $(ENGINE_ENV),--engine-env="$$ENGINE_ENV") \
   $(if $(filter 0 no false off,$(BAKE_JIT)),--no-bake-jit) $(if $(call on,$(REQUIRE_IDLE)),--require-idle) \
   $(if $(call on,$(ACCEPT_BASE_VERSIONS)),--accept-base-versions)
+RELEASE_OPTIONS = $(if $(REGISTRY),--registry "$$REGISTRY") $(if $(MATRIX),--matrix "$$MATRIX") $(if $(TAG),--tag "$$TAG") \
+  $(if $(MOVE_TAG),--move-tag "$$MOVE_TAG") $(if $(VERDICT),--verdict "$$VERDICT") $(if $(KEY),--key "$$KEY") \
+  $(if $(call on,$(DRY_RUN)),--dry-run)
 
-.PHONY: help image tune plan verify sync check engine test test-unit test-tune test-engine test-release lint bench clean
+.PHONY: help image tune plan verify release attest cache-push cache-pull sync check engine test test-unit test-tune test-engine test-release lint bench clean
 
 help: ## list targets and variables
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +36,7 @@ help: ## list targets and variables
 	@echo "  variables: MODEL TP EP PP DP DEVICE ARCH MAX_TOKENS BUCKETS OPS SKIP_OPS BACKENDS ROUND_UP BASE_IMAGE IMAGE"
 	@echo "             ACCEPT_BASE_VERSIONS RETUNE PREVIOUS CACHE TUNE_IN BAKE_JIT GPUS REQUIRE_IDLE STRATEGY JUDGE"
 	@echo "             ENGINE ENGINE_ARGS ENGINE_ENV TIMEOUT STORE PYTHON"
+	@echo "             REGISTRY MATRIX TAG MOVE_TAG VERDICT KEY DRY_RUN OUT OCI DIR"
 
 $(VENV)/ready: requirements/host.txt requirements/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed" >&2; exit 1; }
@@ -60,7 +64,19 @@ plan: $(VENV)/ready ## say what would be tuned: make plan MODEL=tiny [TP=2]
 	@$(PIPELINE) plan "$$MODEL" $(PLAN_OPTIONS)
 
 verify: $(VENV)/ready ## check a finished image: make verify IMAGE=…
-	@$(PIPELINE) verify "$$IMAGE"
+	@$(PIPELINE) verify "$$IMAGE" $(if $(OUT),--out "$$OUT")
+
+release: $(VENV)/ready ## push verified images: make release MODEL=tiny REGISTRY=… (or MATRIX=release.toml)
+	@$(PIPELINE) release $(if $(MODEL),"$$MODEL") $(RELEASE_OPTIONS) $(TUNE_OPTIONS)
+
+attest: $(VENV)/ready ## check what proves a pushed image: make attest IMAGE=… [KEY=cosign.pub]
+	@$(PIPELINE) attest verify "$$IMAGE" $(if $(KEY),--key "$$KEY")
+
+cache-push: $(VENV)/ready ## keep an image's caches in a registry: make cache-push IMAGE=… OCI=oci://…
+	@$(PIPELINE) cache push "$$IMAGE" "$$OCI"
+
+cache-pull: $(VENV)/ready ## get caches from a registry: make cache-pull OCI=oci://… DIR=caches/…
+	@$(PIPELINE) cache pull "$$OCI" "$$DIR"
 
 sync: $(VENV)/ready ## render docker/ and requirements/ from versions.json
 	@$(PIPELINE) sync
@@ -69,7 +85,7 @@ check: $(VENV)/ready ## prove that every version agrees with versions.json
 	@$(PIPELINE) check
 
 engine: $(VENV)/ready ## find or start a Docker Engine
-	@$(PIPELINE) engine up
+	@$(PIPELINE) engine up $(if $(STORE),--store "$$STORE")
 
 lint: $(VENV)/ready ## ruff and mypy
 	@$(VENV)/bin/python -m ruff check . && $(VENV)/bin/python -m ruff format --check . && $(VENV)/bin/python -m mypy

@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan", "say what would be tuned for a model"),
     "tune": ("tune", "fill the host's store with a tuned cache, without building the image"),
     "verify": ("verify", "check a finished image: nothing is tuned again"),
+    "release": ("release", "push verified images of a matrix to a registry, with what proves them"),
     "explain": ("explain", "say whether a cache would be used here, and if not, why"),
     "cache": ("cache", "list, compare, merge, export and prune tuned caches"),
     "attest": ("attest", "check what proves an image in a registry: signature, provenance, SBOM, verdict"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import Plan
-from pipeline.planning.arguments import add_arguments, engine_plan, plan_from
+from pipeline.planning.arguments import MODEL_HELP, add_options, engine_plan, plan_from
 from pipeline.planning.engines import engine_start
 from pipeline.planning.target import Target
 
@@ -37,7 +37,13 @@ def _roots(text: str) -> tuple[Path, ...] | None:
 
 def add_tuning_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL, the planning options, and what decides how the ranks tune."""
-    add_arguments(parser)
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    add_tuning_options(parser)
+
+
+def add_tuning_options(parser: argparse.ArgumentParser) -> None:
+    """Add the planning options and what decides how the ranks tune, without MODEL."""
+    add_options(parser)
     group = parser.add_argument_group("tuning")
     group.add_argument("--base-image", default="", metavar="REF", help="build on this image, not on the pinned base")
     group.add_argument(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from .buildkit import Built, Stage
+from .buildkit import Built, Export, Stage
 from .caches import Baked
 from .contexts import stage_key
 from .labels import labels
@@ -15,8 +15,8 @@ from .prepare import Prepared
 from .wrap import context_name
 
 
-def bake(prepared: Prepared, keys: Sequence[Baked]) -> Built:
-    """Build `final` with each key as a named context; the same keys give the same layers."""
+def bake(prepared: Prepared, keys: Sequence[Baked], export: Export | None = None) -> Built:
+    """Build `final` with each key as a named context; the same keys give the same layers, exported or not."""
     prepared.staging.folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         staged: dict[str, Path] = {}
@@ -28,5 +28,6 @@ def bake(prepared: Prepared, keys: Sequence[Baked]) -> Built:
             contexts={**prepared.contexts, **staged},
             arguments=prepared.arguments,
             labels=labels(keys, prepared.base.reference, prepared.modules),
+            export=export,
         )
         return prepared.final_builder(len(keys)).build(stage)

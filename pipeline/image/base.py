@@ -77,37 +77,41 @@ def _pull(client: DockerClient, reference: str) -> str:
     return "" if _present(client, reference) else "the engine pulled it but does not have it"
 
 
+def present(client: DockerClient, *, wanted: str, default: str, suite: str) -> Base | None:
+    """The base that `obtain` would return, when the engine has it already; nothing is pulled or made."""
+    if wanted:
+        found = _present(client, wanted)
+        return Base(wanted, found, "given") if found else None
+    for reference, origin in ((default, "present"), (_bootstrapped(BOOTSTRAP_NAME, suite), "bootstrapped")):
+        found = _present(client, reference)
+        if found:
+            return Base(reference, found, origin)
+    return None
+
+
 def obtain(client: DockerClient, *, wanted: str, default: str, suite: str, home: Path, logfile: Path) -> Base:
     """Return a base that is present in the engine.
 
     `wanted` is the user's choice (empty: none); it is pulled when absent and never replaced. `default` is the pinned
     reference; where no registry answers, Debian `suite` is bootstrapped instead, and that is said.
     """
-    if wanted:
-        found = _present(client, wanted)
-        if found:
-            return Base(wanted, found, "given")
-        with log.step(f"pull {wanted}"):
-            why = _pull(client, wanted)
-            if why:
-                raise BaseUnavailable(
-                    f"base image {wanted} is not in the engine and cannot be pulled: {why}",
-                    hint="`docker login` if it is private; or `docker load` it; or leave BASE_IMAGE out",
-                )
-        return Base(wanted, str(_present(client, wanted)), "pulled")
-    found = _present(client, default)
-    if found:
-        return Base(default, found, "present")
-    bootstrapped = _bootstrapped(BOOTSTRAP_NAME, suite)
-    found = _present(client, bootstrapped)
-    if found:
-        log.note(f"base: {bootstrapped}, bootstrapped earlier since no registry answered")
-        return Base(bootstrapped, found, "bootstrapped")
-    with log.step(f"pull {default}"):
-        why = _pull(client, default)
+    here = present(client, wanted=wanted, default=default, suite=suite)
+    if here is not None:
+        if here.origin == "bootstrapped":
+            log.note(f"base: {here.reference}, bootstrapped earlier since no registry answered")
+        return here
+    asked = wanted or default
+    with log.step(f"pull {asked}"):
+        why = _pull(client, asked)
+        if why and wanted:
+            raise BaseUnavailable(
+                f"base image {wanted} is not in the engine and cannot be pulled: {why}",
+                hint="`docker login` if it is private; or `docker load` it; or leave BASE_IMAGE out",
+            )
     if not why:
-        return Base(default, str(_present(client, default)), "pulled")
+        return Base(asked, str(_present(client, asked)), "pulled")
     log.warn(f"{default} cannot be pulled ({why}); bootstrapping Debian {suite} from its packages instead")
+    bootstrapped = _bootstrapped(BOOTSTRAP_NAME, suite)
     _bootstrap(client, bootstrapped, suite, home, logfile)
     return Base(bootstrapped, str(_present(client, bootstrapped)), "bootstrapped")
 

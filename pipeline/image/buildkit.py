@@ -28,11 +28,36 @@ class StageFailed(BuildError):
 
 
 @dataclass(frozen=True)
+class Export:
+    """An OCI layout that receives a build's image instead of the engine; blobs that it has already are not sent again.
+
+    It holds an index: the image's manifest and BuildKit's attestations, provenance always and with `scanner` (an image)
+    an SBOM. `name` is the subject of those. `annotations` are put on the index and on the image's manifest.
+    """
+
+    layout: Path
+    name: str
+    annotations: Mapping[str, str]
+    scanner: str = ""
+
+    def words(self) -> list[str]:
+        """The options of `docker buildx build`."""
+        words = ["--provenance=mode=max", "--output", f"type=oci,tar=false,dest={self.layout},name={self.name}"]
+        if self.scanner:
+            words += ["--attest", f"type=sbom,generator={self.scanner}"]
+        for name, value in sorted(self.annotations.items()):
+            for where in ("index", "manifest"):  # buildx 0.13 takes one place an option
+                words += ["--annotation", f"{where}:{name}={value}"]
+        return words
+
+
+@dataclass(frozen=True)
 class Stage:
     """One build: a target of the Dockerfile, its named contexts (name to directory), ARGs and labels.
 
-    `output` is a directory that receives the target's files; without one the image is loaded into the engine.
-    `devices` are CDI devices for the tuning step; `shm_size` the bytes of shared memory of every step (0: as it is).
+    `output` is a directory that receives the target's files; `export` an OCI layout that receives the image; without
+    either the image is loaded into the engine. `devices` are CDI devices for the tuning step; `shm_size` the bytes of
+    shared memory of every step (0: as it is).
     """
 
     target: str
@@ -40,13 +65,17 @@ class Stage:
     arguments: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     output: Path | None = None
+    export: Export | None = None
     devices: tuple[str, ...] = ()
     shm_size: int = 0
 
 
 @dataclass(frozen=True)
 class Built:
-    """What BuildKit says of an image: the digest of its config, and the id by which the engine knows it."""
+    """What BuildKit says of an image: the digest of its config, and the id by which the engine knows it.
+
+    Of an image that was exported: no config digest, and the digest of its index.
+    """
 
     config_digest: str
     image_id: str
@@ -70,7 +99,8 @@ class Builder:
         text, contexts = pin_contexts(dockerfile, stage.contexts)
         file = self.folder / f"Dockerfile-{sha256_bytes(text)[:24]}"
         write_whole(file, text)
-        words = ["docker", "buildx", "build", "--progress=plain", "--provenance=false", "--network=none"]
+        words = ["docker", "buildx", "build", "--progress=plain", "--network=none"]
+        words += ["--provenance=false"] if stage.export is None else stage.export.words()
         words += ["--file", str(file), "--target", stage.target]
         if stage.devices:
             words += ALLOW

@@ -25,11 +25,12 @@ from .choose import choose, filler
 from .gpus import Gpus
 from .guard import connected
 from .libraries import check_same
+from .naming import default_name, gpu_of, key_of
 from .outcome import Clock, Outcome, log_file
 from .prepare import Prepared, prepare
 from .present import is_present
 from .provenance import provenance
-from .request import Request, default_name
+from .request import Request
 from .staging import code_content, tree_digest
 from .tuning import tune
 from .verify import How, VerifyFailed, verify
@@ -179,6 +180,49 @@ def fill_store(request: Request) -> store.Tuned:
         return _tuned(request, prepared, Clock(), logfile, trust_memory=True)
 
 
+@dataclass(frozen=True)
+class Finished:
+    """A baked and verified image without a name, and what it was made from."""
+
+    prepared: Prepared
+    keys: tuple[Baked, ...]
+    built: Built
+    verdict: Verdict
+    tune_seconds: float
+    reused: bool
+
+    @property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """The manifests of its keys, in order."""
+        return tuple(one.manifest for one in self.keys)
+
+
+def finish(request: Request, prepared: Prepared, clock: Clock, logfile: Path) -> Finished:
+    """Tune (or take from the store, or import), bake, verify. Raise the failed step's error; no image is left then."""
+    prepared = _with_modules(request, prepared, clock)
+    baked = _keys(request, prepared, clock, logfile, trust_memory=True)
+    built = _bake(prepared, baked.keys, clock)
+    if baked.reused and not request.caches and _recalled(prepared.home, built) is None:
+        # The image is not the one that was verified, so its tuner may not be the one that tuned: ask BuildKit.
+        baked = _keys(request, prepared, clock, logfile, trust_memory=False)
+        built = _bake(prepared, baked.keys, clock)
+    try:
+        verdict = _judge(request, prepared, built, clock)
+    except BaseException:
+        _discard(prepared.client, built)
+        raise
+    return Finished(prepared, baked.keys, built, verdict, baked.seconds, baked.reused)
+
+
+def give_name(done: Finished, wanted: str = "") -> str:
+    """Name the image in the engine, by default after model, GPU and key; without a replay it ends in `-unverified`."""
+    repository, tag = _split(wanted or _name(done.manifests))
+    if done.verdict.level != "replay":
+        tag += "-unverified"
+    done.prepared.client.images.get(done.built.image_id).tag(repository, tag)
+    return f"{repository}:{tag}"
+
+
 def build_image(request: Request) -> Outcome:
     """Build, tune, bake, verify and name one image. Raise the failed step's error; no name is given then."""
     from pipeline.engine import ensure
@@ -190,34 +234,19 @@ def build_image(request: Request) -> Outcome:
     with connected(engine) as client:
         with clock.measure("prepare"):
             prepared = prepare(request, engine, client, logfile)
-        prepared = _with_modules(request, prepared, clock)
-        baked = _keys(request, prepared, clock, logfile, trust_memory=True)
-        built = _bake(prepared, baked.keys, clock)
-        if baked.reused and not request.caches and _recalled(prepared.home, built) is None:
-            # The image is not the one that was verified, so its tuner may not be the one that tuned: ask BuildKit.
-            baked = _keys(request, prepared, clock, logfile, trust_memory=False)
-            built = _bake(prepared, baked.keys, clock)
-        try:
-            verdict = _judge(request, prepared, built, clock)
-        except BaseException:
-            _discard(client, built)
-            raise
-        manifests = tuple(one.manifest for one in baked.keys)
-        image = client.images.get(built.image_id)
-        repository, tag = _split(request.image or _name(manifests))
-        if verdict.level != "replay":
-            tag += "-unverified"
-        image.tag(repository, tag)
+        done = finish(request, prepared, clock, logfile)
+        name = give_name(done, request.image)
+        image = client.images.get(name)
         return Outcome(
-            image=f"{repository}:{tag}",
-            config_digest=built.config_digest,
-            image_id=built.image_id,
-            manifests=manifests,
-            verdict=verdict,
-            tune_seconds=baked.seconds,
-            reused=baked.reused,
+            image=name,
+            config_digest=done.built.config_digest,
+            image_id=done.built.image_id,
+            manifests=done.manifests,
+            verdict=done.verdict,
+            tune_seconds=done.tune_seconds,
+            reused=done.reused,
             size=int(image.attrs.get("Size", 0)),
-            cache_diff_id=verdict.cache_diff_id,
+            cache_diff_id=done.verdict.cache_diff_id,
             steps=tuple(clock.steps),
             docker_host=engine.host,
             log=str(logfile),
@@ -239,12 +268,8 @@ def _bake(prepared: Prepared, keys: Sequence[Baked], clock: Clock) -> Built:
 
 
 def _name(manifests: tuple[Manifest, ...]) -> str:
-    first = manifests[0]
-    gpus = [m.record.host.gpus[0].removeprefix("NVIDIA ") if m.record.host.gpus else m.record.arch for m in manifests]
-    hashed = first.key.rpartition("/")[2]
-    return default_name(
-        first.plan.model, first.plan.layout.tp, "-".join(dict.fromkeys(gpus)), first.plan.flashinfer_version, hashed
-    )
+    plan = manifests[0].plan
+    return default_name(plan.model, plan.layout.tp, gpu_of(manifests), plan.flashinfer_version, key_of(manifests))
 
 
 def _split(name: str) -> tuple[str, str]:

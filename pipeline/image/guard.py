@@ -19,19 +19,25 @@ class EngineGone(EngineError):
 
 
 @contextmanager
-def connected(engine: Engine) -> Iterator[DockerClient]:
-    """Connect, and close on the way out; errors of the SDK that no step foresaw become `EngineGone`."""
+def translated(engine: Engine) -> Iterator[None]:
+    """Errors of the SDK that no step foresaw become `EngineGone`."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException
 
+    try:
+        yield
+    except (DockerException, RequestException) as error:
+        said = str(getattr(error, "explanation", "") or error).strip().splitlines()
+        raise EngineGone(
+            f"the engine at {engine.host} failed: {said[-1][:300] if said else type(error).__name__}",
+            hint="`pipeline engine status` tells whether it still answers, and where its log is",
+        ) from error
+
+
+@contextmanager
+def connected(engine: Engine) -> Iterator[DockerClient]:
+    """Connect, and close on the way out; errors are `translated`."""
     from pipeline.engine import connect
 
-    with contextlib.closing(connect(engine)) as client:
-        try:
-            yield client
-        except (DockerException, RequestException) as error:
-            said = str(getattr(error, "explanation", "") or error).strip().splitlines()
-            raise EngineGone(
-                f"the engine at {engine.host} failed: {said[-1][:300] if said else type(error).__name__}",
-                hint="`pipeline engine status` tells whether it still answers, and where its log is",
-            ) from error
+    with contextlib.closing(connect(engine)) as client, translated(engine):
+        yield client

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .caches import Baked
+from .naming import key_of
 
 PREFIX = "io.github.tuned-image-pipeline"
 KEY = f"{PREFIX}.key"
@@ -13,11 +14,13 @@ MODULES = f"{PREFIX}.modules"  # names of the compiled modules in the layer belo
 
 def labels(keys: Sequence[Baked], base: str, modules: Sequence[str] = ()) -> dict[str, str]:
     """What the image is, and for each key its path, plan digest and manifest digest, separated by commas."""
-    plans = [one.manifest.plan for one in keys]
+    manifests = [one.manifest for one in keys]
+    plans = [manifest.plan for manifest in manifests]
     compiled = {MODULES: ",".join(modules)} if modules else {}
     return {
         **compiled,
         "org.opencontainers.image.title": f"{plans[0].model}, tuned",
+        "org.opencontainers.image.version": f"{plans[0].flashinfer_version}-{key_of(manifests)[:8]}",
         "org.opencontainers.image.base.name": base,
         KEY: ",".join(str(one.key) for one in keys),
         f"{PREFIX}.plan": ",".join(plan.digest for plan in plans),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,10 @@ class BaseVersionsDiffer(DriftError):
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the builds need. `digest` covers all that decides the tuner image and what tuning it would find."""
+    """What the builds need.
+
+    `decides` is all that decides the tuner image and what tuning it would find; `digest` covers that and the engine.
+    """
 
     client: DockerClient
     engine: Engine
@@ -58,6 +62,7 @@ class Prepared:
     arguments: dict[str, str]
     staging: Staging
     home: Path
+    decides: Mapping[str, Any]
     digest: str
     two_bases: bool  # the stage that tunes stands on another base than the finished image
 
@@ -67,8 +72,15 @@ class Prepared:
         return replace(self.builder, dockerfile=text)
 
 
-def _probed(client: DockerClient, base: bases.Base, offer: Gpus, home: Path) -> tuple[BaseFacts, Gpus]:
-    """Facts of a base, remembered by its id; with GPUs it is asked each time, since those change."""
+Probes = dict[tuple[str, Gpus], tuple[BaseFacts, Gpus]]
+
+
+def _probed(
+    client: DockerClient, base: bases.Base, offer: Gpus, home: Path, probes: Probes | None
+) -> tuple[BaseFacts, Gpus]:
+    """Facts of a base, remembered by its id; with GPUs each run asks once, since those change."""
+    if probes is not None and (base.image_id, offer) in probes:
+        return probes[base.image_id, offer]
     place = home / "base" / f"{base.image_id.replace(':', '-')}-3.json"
     if offer.access == "none" and place.is_file():
         told = json.loads(place.read_text(encoding="utf-8"))
@@ -76,6 +88,8 @@ def _probed(client: DockerClient, base: bases.Base, offer: Gpus, home: Path) -> 
     facts, gpus = probe(client, base.reference, offer)
     if offer.access == "none":
         write_json(place, asdict(facts))
+    if probes is not None:
+        probes[base.image_id, offer] = facts, gpus
     return facts, gpus
 
 
@@ -159,8 +173,13 @@ def _target(request: Request, gpus: Gpus) -> Target | None:
     return None
 
 
-def prepare(request: Request, engine: Engine, client: DockerClient, logfile: Path) -> Prepared:
-    """Find or make the base, the plan, the wheelhouse and the staged contexts."""
+def prepare(
+    request: Request, engine: Engine, client: DockerClient, logfile: Path, probes: Probes | None = None
+) -> Prepared:
+    """Find or make the base, the plan, the wheelhouse and the staged contexts.
+
+    `probes` remembers what bases and GPUs said, for a caller that prepares many images in one run.
+    """
     home = cache_home()
     versions = load(request.root)
     _refuse_drift(request.root, versions, home)
@@ -170,7 +189,7 @@ def prepare(request: Request, engine: Engine, client: DockerClient, logfile: Pat
         home=home, logfile=logfile,
     )  # fmt: skip
     log.note(f"base: {base.reference} ({base.origin})")
-    facts, gpus = _probed(client, base, offer, home)
+    facts, gpus = _probed(client, base, offer, home, probes)
     if facts.complete:
         _check_versions(facts, versions, request)
     target = _target(request, gpus)
@@ -195,10 +214,10 @@ def prepare(request: Request, engine: Engine, client: DockerClient, logfile: Pat
         **kind.houses,
     }
     here = gpus.facts() if plan.device == "cuda" else device.read_processor(client, base.reference, local=engine.local)
-    decides = {
+    decides: dict[str, Any] = {
         "base": base.image_id, "wheels": kind.digest, "code": code_content(), "plan": plan.to_json(), "device": here,
         "previous": tree_digest(request.previous), "dockerfile": sha256_bytes(template),
-        "options": request.tune_options, "engine": engine.host,
+        "options": request.tune_options,
     }  # fmt: skip
     from pipeline.engine.buildx import environment
 
@@ -222,5 +241,6 @@ def prepare(request: Request, engine: Engine, client: DockerClient, logfile: Pat
         two_bases=kind.two_bases,
         staging=staging,
         home=home,
-        digest=sha256_json(decides),
+        decides=decides,
+        digest=sha256_json({**decides, "engine": engine.host}),
     )

@@ -38,14 +38,3 @@ class Request:
     max_wait: float = 1200.0
     max_tune: float = 7200.0
     store: str = ""  # image store of an engine that has to be started
-
-
-def default_name(model: str, tp: int, device: str, flashinfer_version: str, key_hash: str) -> str:
-    """`tuned/<model>:tp<N>-<gpu>-fi<version>-<first 8 of the key's hash>`, in the characters that a tag may have."""
-    return f"tuned/{_plain(model)}:tp{tp}-{_plain(device)}-fi{_plain(flashinfer_version)}-{key_hash[:8]}"
-
-
-def _plain(text: str) -> str:
-    kept = "".join(c if c.isascii() and (c.isalnum() or c == ".") else "-" for c in text.lower())
-    parts = [".".join(piece for piece in part.split(".") if piece) for part in kept.split("-")]
-    return "-".join(part for part in parts if part)[:60].strip(".-") or "x"

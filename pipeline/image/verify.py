@@ -124,17 +124,19 @@ def verify(client: DockerClient, image: str, how: How) -> Verdict:
     modules = [name for name in named.split(",") if name]
     sheet.findings += module_findings(client, image, found, modules)
     sheet.count("modules", len(modules))
-    level = _replay_all(client, image, how, found, sheet)
+    replayed = _replay_all(client, image, how, found, sheet)
+    complete = bool(replayed) and len(replayed) == len(found)
     return Verdict(
         config_digest=identity.config_digest,
         cache_diff_id=identity.diff_ids[-1],
         manifest_sha256=",".join(hashes),
         key=",".join(manifest.key for _, manifest in manifests),
         device=", ".join(dict.fromkeys(device_name(manifest) for _, manifest in manifests)),
-        level=level,
+        level="replay" if complete else "static",
         result="fail" if sheet.findings else "pass",
         checks=sheet.checks,
         findings=tuple(sheet.findings),
+        replayed=() if complete else tuple(replayed),
     )
 
 
@@ -167,18 +169,18 @@ def _own(client: DockerClient, image: str, keys: tuple[Stored, ...]) -> tuple[St
     return own or keys
 
 
-def _replay_all(client: DockerClient, image: str, how: How, manifests: list[Manifest], sheet: _Sheet) -> Level:
-    """Replay every key whose device is here; return the level that this amounts to.
+def _replay_all(client: DockerClient, image: str, how: How, manifests: list[Manifest], sheet: _Sheet) -> list[str]:
+    """Replay every key whose device is here; return those keys.
 
     What is not replayed has the image half of its record compared, which a replay does beside the rest.
     """
-    if sheet.findings or not manifests:
-        return "static"
+    if sheet.findings:
+        return []
     absent = [one for one in manifests if how.level == "static" or not how.present(one)]
     if absent:
         with log.step("compare the image half of the record"):
             sheet.findings += half_findings(client, image, absent, max_wait=how.max_wait)
-    level: Level = "static" if absent else "replay"
+    replayed = []
     for manifest in manifests:
         if manifest in absent:
             if how.level != "static":
@@ -187,7 +189,8 @@ def _replay_all(client: DockerClient, image: str, how: How, manifests: list[Mani
         for who in SANDBOXES:
             with log.step(f"replay on {len(manifest.ranks)} ranks as {who}"):
                 _replay(client, image, manifest, who=who, sheet=sheet, how=how)
-    return level
+        replayed.append(manifest.key)
+    return replayed
 
 
 def _replay(client: DockerClient, image: str, manifest: Manifest, *, who: str, sheet: _Sheet, how: How) -> None:

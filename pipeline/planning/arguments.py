@@ -21,6 +21,7 @@ from .make import MOST_RANKS, SEED, make_plan
 from .problems import PlanRefused, Problems
 from .target import Target
 
+MODEL_HELP = "a bundled model, a path to a config.json or its folder, or a hub id"
 OPTIONS = (
     ("tp", "N", "tensor parallel ranks (1; tiny and tiny-moe 2)"),
     ("ep", "N", "expert parallel ranks, out of the tensor and data parallel ones (1)"),
@@ -40,9 +41,12 @@ OPTIONS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL and every option that shapes a plan."""
-    parser.add_argument(
-        "model", metavar="MODEL", help="a bundled model, a path to a config.json or its folder, or a hub id"
-    )
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    add_options(parser)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add every option that shapes a plan, without MODEL."""
     group = parser.add_argument_group("plan")
     for name, metavar, line in OPTIONS:
         group.add_argument(f"--{name}", metavar=metavar, default="", help=line)

@@ -24,8 +24,8 @@ from pipeline.image.closures import TorchNotForCpu, refuse_cuda
 from pipeline.image.contain import Sandbox
 from pipeline.image.device import DeviceUnknown, processor
 from pipeline.image.facts import BaseFacts
+from pipeline.image.naming import default_name
 from pipeline.image.pinned import pin_contexts
-from pipeline.image.request import default_name
 from pipeline.image.saved import ExportUnreadable, read_saved
 from pipeline.image.settings import ImageNameInvalid, PreviousMissing, check_image_name, check_previous
 from pipeline.image.tuning import TuningFailed, _raise_failure

@@ -1,0 +1,60 @@
+"""Everything that proves an image, attached to its digest before it gets a tag: each key's manifest, the verdicts, an
+SBOM where BuildKit made none, and the signatures last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from pipeline import log
+from pipeline.contract.places import MANIFEST_FILE
+from pipeline.contract.verdict import Verdict
+from pipeline.image.flow import Finished
+
+from . import media
+from .attach import Attachment, autotune, sbom, verdict
+from .contents import look
+from .descriptors import Descriptor
+from .reference import Reference
+from .registry import Registry
+from .sbom import make
+from .seal import seal
+from .sign import Signer
+
+
+@dataclass(frozen=True)
+class Proofs:
+    """`signer` None signs nothing; `scanned` says that BuildKit makes the SBOM."""
+
+    signer: Signer | None = None
+    scanned: bool = False
+
+    def attach(
+        self, registry: Registry, image: Reference, done: Finished, verdicts: tuple[Verdict, ...], logfile: Path
+    ) -> bool:
+        """Attach to the digest of `image` what is not there yet, and sign; return whether anything was attached."""
+        before = registry.referrers(image.repository, image.digest)
+        files = [*_manifests(done), *(verdict(one) for one in verdicts)]
+        if not self.scanned and (self.signer is not None or not _has_sbom(before)):  # one that is there may lack ours
+            files.append(_sbom(done, image.name))
+        made = seal(registry, image, files, self.signer, log=logfile)
+        return bool({one.digest for one in made} - {one.digest for one in before})
+
+
+def _manifests(done: Finished) -> Iterator[Attachment]:
+    for key in done.keys:
+        yield autotune((key.path / MANIFEST_FILE).read_bytes())
+
+
+def _has_sbom(attached: tuple[Descriptor, ...]) -> bool:
+    return any(one.artifact_type == media.CYCLONEDX for one in attached)
+
+
+def _sbom(done: Finished, name: str) -> Attachment:
+    """What is installed in the image, as CycloneDX; its time is the tuning's, so that it is the same each time."""
+    with log.step("list what is installed"):
+        contents = look(done.prepared.client, done.built.image_id, done.prepared.home / "wheels")
+        created = datetime.fromisoformat(max(manifest.ended for manifest in done.manifests))
+        return sbom(make(contents, name=name, config_digest=done.built.config_digest, created=created))

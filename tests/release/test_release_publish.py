@@ -1,0 +1,256 @@
+"""A baked image on its way to its tag, through a real registry: what travels, in which order, and what happens when it breaks.
+
+BuildKit's part is played by an OCI layout of the same shape; the whole of it runs in tests/engine/test_release.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cache_samples import write
+
+from pipeline.contract.verdict import Verdict
+from pipeline.image.caches import collect
+from pipeline.release import media, publish
+from pipeline.release.annotate import INPUTS
+from pipeline.release.attaching import Proofs
+from pipeline.release.credentials import Credentials
+from pipeline.release.errors import RegistryBroken
+from pipeline.release.faults import ExportBroken, NotAsPushed, TagTaken
+from pipeline.release.journal import Journal
+from pipeline.release.layout import layout, read_content
+from pipeline.release.lookup import Shelf
+from pipeline.release.names import DEFAULT, Names
+from pipeline.release.patience import Patience
+from pipeline.release.readback import check, hold
+from pipeline.release.reference import Reference
+from pipeline.release.registry import Registry
+from pipeline.release.upload import upload
+
+QUICK = Patience(tries=3, pause=0.01, longest=0.1, silence=10)
+NAMES = Names("tiny", 2, "0.6.16.post3", "cpu-x86-64")
+TAG = "tiny-tp2-cpu-x86-64-fi0.6.16.post3-00000000"
+INDEX, MANIFEST = "application/vnd.oci.image.index.v1+json", "application/vnd.oci.image.manifest.v1+json"
+BASE = bytes(range(256)) * 400
+
+
+def put(place: Path, data: bytes, kind: str, **more: Any) -> dict[str, Any]:
+    digest = hashlib.sha256(data).hexdigest()
+    path = place / "blobs" / "sha256" / digest
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(data), **more}
+
+
+def exported(place: Path, cache: bytes, notes: dict[str, str], *, attested: bool = True) -> tuple[str, str]:
+    """Fill a layout as BuildKit does; the digests of its index and of the image's config."""
+    gzip = "application/vnd.oci.image.layer.v1.tar+gzip"
+    config = put(place, json.dumps({"cache": hashlib.sha256(cache).hexdigest()}).encode(), media.CONFIG)
+    layers = [put(place, BASE, gzip), put(place, cache, gzip)]
+    image = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": layers, "annotations": notes}
+    entries = [put(place, json.dumps(image).encode(), MANIFEST, platform={"os": "linux", "architecture": "amd64"})]
+    if attested:
+        said = put(place, b'{"predicateType": "https://slsa.dev/provenance/v0.2"}', "application/vnd.in-toto+json")
+        value = {"schemaVersion": 2, "mediaType": MANIFEST, "config": put(place, b"{}", media.CONFIG), "layers": [said]}
+        kind = {
+            "vnd.docker.reference.type": "attestation-manifest",
+            "vnd.docker.reference.digest": entries[0]["digest"],
+        }
+        entries.append(put(place, json.dumps(value).encode(), MANIFEST, annotations=kind))
+    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": entries, "annotations": notes}
+    return put(place, json.dumps(index).encode(), INDEX)["digest"], config["digest"]
+
+
+class Bench:
+    """One image of this cache, its journal and its place at a registry."""
+
+    def __init__(self, folder: Path, host: str, monkeypatch: pytest.MonkeyPatch, repository: str) -> None:
+        self.folder, self.patch = folder, monkeypatch
+        self.registry = Registry(host, Credentials(), QUICK)
+        self.place = Reference(host, repository, TAG)
+        self.root = folder / "root"
+        write(self.root)
+        self.notes = {INPUTS: "1" * 64, "org.opencontainers.image.title": "tiny, tuned"}
+        self.exports = 0
+
+    def publisher(self, notes: dict[str, str] | None = None) -> publish.Publisher:
+        notes = notes or self.notes
+        journal = Journal(self.folder, self.place.name, notes[INPUTS])
+        return publish.Publisher(
+            self.registry, self.place, journal, notes, "", self.folder / "layout", Proofs(scanned=True)
+        )
+
+    def publish(self, cache: bytes, *, verified: str = "", notes: dict[str, str] | None = None) -> publish.Published:
+        notes = notes or self.notes
+        config = exported(self.folder / "scratch", cache, notes)[1]
+
+        def bake(_prepared: object, _keys: object, export: Any) -> Any:
+            self.exports += 1
+            return SimpleNamespace(image_id=exported(export.layout, cache, dict(export.annotations))[0])
+
+        self.patch.setattr(publish, "bake", bake)
+        done: Any = SimpleNamespace(
+            built=SimpleNamespace(config_digest=verified or config), keys=collect([self.root]),
+            prepared=SimpleNamespace(builder=SimpleNamespace(log=self.folder / "log")),
+        )  # fmt: skip
+        key = done.keys[0]
+        found = Verdict(
+            config, "sha256:" + "b" * 64, key.manifest_sha256, str(key.key), "A CPU", "replay", "pass", {"hits": 1}
+        )
+        return self.publisher(notes).publish(done, (found,))
+
+    def find(self, inputs: str) -> Any:
+        journal = Journal(self.folder / "fresh", self.place.name, inputs)
+        return Shelf(self.registry, self.place.repository).find(DEFAULT, NAMES, journal)
+
+
+@pytest.fixture
+def bench(faulty: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Bench:
+    name = request.node.name.split("[")[0].replace("_", "-")[:60].strip("-").lower()
+    return Bench(tmp_path, faulty.host, monkeypatch, f"{name}/{tmp_path.name.lower().replace('_', '-').strip('-')}")
+
+
+def test_an_image_gets_its_tag_last(bench: Bench, faulty: Any) -> None:
+    done = bench.publish(b"a cache")
+    assert done.new
+    assert bench.registry.resolve(bench.place.repository, TAG) == done.digest
+    puts = [one.path for one in faulty.seen if one.method == "PUT" and "/manifests/" in one.path]
+    assert puts[-1].endswith(TAG), "the tag is the last thing that is written"
+    assert sum(path.endswith(TAG) for path in puts) == 1
+    kinds = {one.artifact_type for one in bench.registry.referrers(bench.place.repository, done.digest)}
+    assert kinds == {media.AUTOTUNE, media.VERDICT}
+
+
+def test_what_is_there_is_not_pushed_again(bench: Bench, faulty: Any) -> None:
+    first = bench.publish(b"a cache")
+    faulty.seen.clear()
+    again = bench.publish(b"a cache")
+    assert (again.new, again.digest, bench.exports) == (False, first.digest, 1)
+    assert [one.path for one in faulty.seen if one.method in ("PUT", "POST", "PATCH")] == []
+
+
+def test_only_the_changed_layer_travels(bench: Bench, faulty: Any) -> None:
+    bench.publish(b"a cache")
+    faulty.seen.clear()
+    bench.place = bench.place.tagged("another")
+    other = {**bench.notes, INPUTS: "2" * 64}
+    bench.publish(b"a cache that was tuned again", notes=other)
+    uploads = [one for one in faulty.seen if one.method in ("PUT", "PATCH") and "/blobs/uploads/" in one.path]
+    sizes = sorted(one.size for one in uploads if one.size)
+    assert max(sizes) < 1000 < len(BASE), "the base's blob did not travel"
+    assert len(b"a cache that was tuned again") in sizes
+
+
+def test_a_tag_is_never_moved(bench: Bench, faulty: Any) -> None:
+    first = bench.publish(b"a cache")
+    faulty.seen.clear()
+    with pytest.raises(TagTaken, match="never moved"):
+        bench.publish(b"another cache", notes={**bench.notes, INPUTS: "2" * 64})
+    assert bench.registry.resolve(bench.place.repository, TAG) == first.digest
+    assert [one.path for one in faulty.seen if one.method in ("PUT", "POST", "PATCH")] == [], "nothing was pushed"
+
+
+def test_a_tag_that_somebody_gave_meanwhile_is_not_moved(bench: Bench) -> None:
+    seal = publish.Proofs.attach
+
+    def attach(self: Any, registry: Registry, image: Reference, *rest: Any) -> bool:
+        place = bench.folder / "theirs"
+        content = read_content(place, exported(place, b"theirs", bench.notes)[0])
+        upload(registry, image.repository, content)
+        registry.put_manifest(image.repository, TAG, content.path(content.top).read_bytes(), INDEX)
+        return seal(self, registry, image, *rest)
+
+    bench.patch.setattr(publish.Proofs, "attach", attach)
+    with pytest.raises(TagTaken):
+        bench.publish(b"ours")
+
+
+@pytest.mark.parametrize("where", ["/blobs/uploads/", "/manifests/sha256:", "/referrers/", f"/manifests/{TAG}$"])
+def test_a_registry_that_breaks_leaves_no_tag_and_the_next_run_goes_on(bench: Bench, faulty: Any, where: str) -> None:
+    fault = faulty.fail(method="PUT|POST|GET", path=where, status=500)
+    with pytest.raises(RegistryBroken):
+        bench.publish(b"a cache")
+    assert fault.hits >= QUICK.tries
+    faulty.faults.clear()
+    assert bench.registry.resolve(bench.place.repository, TAG) is None
+    exports = bench.exports
+    done = bench.publish(b"a cache")
+    assert bench.registry.resolve(bench.place.repository, TAG) == done.digest
+    if where in ("/referrers/",):
+        assert bench.exports == exports, "what was pushed is not exported and pushed again"
+
+
+def test_what_buildkit_exports_must_be_what_was_verified(bench: Bench, faulty: Any) -> None:
+    with pytest.raises(ExportBroken, match="what was verified is sha256:0000"):
+        bench.publish(b"a cache", verified="sha256:" + "0" * 64)
+    assert [one.path for one in faulty.seen if one.method in ("PUT", "POST", "PATCH")] == []
+
+
+def test_annotations_and_provenance_are_read_back(bench: Bench) -> None:
+    place = bench.folder / "bare"
+    digest, config = exported(place, b"c", {"a": "1"}, attested=False)
+    upload(bench.registry, bench.place.repository, read_content(place, digest))
+    held = hold(bench.registry, bench.place.repository, digest)
+    with pytest.raises(NotAsPushed) as caught:
+        check(held, digest, config, {"a": "1", "b": "2"})
+    assert caught.value.details == (
+        "the index came back without b", "the manifest came back without b", "it came back without provenance",
+    )  # fmt: skip
+    with pytest.raises(NotAsPushed, match="its config is"):
+        check(held, digest, "sha256:" + "0" * 64, {})
+    with pytest.raises(NotAsPushed, match="does not give"):
+        check(hold(bench.registry, bench.place.repository, "sha256:" + "0" * 64), digest, config, {})
+
+
+def test_released_inputs_are_found_by_a_host_that_knows_nothing(bench: Bench) -> None:
+    assert bench.find("1" * 64) is None
+    done = bench.publish(b"a cache")
+    there = bench.find("1" * 64)
+    assert (there.tag, there.digest) == (TAG, done.digest)
+    assert bench.find("2" * 64) is None
+
+
+def test_an_image_without_its_attachments_does_not_count_as_released(bench: Bench) -> None:
+    place = bench.folder / "bare"
+    content = read_content(place, exported(place, b"a cache", bench.notes)[0])
+    upload(bench.registry, bench.place.repository, content)
+    bench.registry.put_manifest(bench.place.repository, TAG, content.path(content.top).read_bytes(), INDEX)
+    assert bench.find("1" * 64) is None
+    done = bench.publish(b"a cache")
+    assert done.new, "what was missing is attached to what the tag stands for"
+    assert (done.digest, bench.exports) == (content.top.digest, 0)
+    assert bench.find("1" * 64).digest == done.digest
+
+
+def test_moving_tags_move_and_are_left_where_they_are_right(bench: Bench, faulty: Any) -> None:
+    first = bench.publish(b"a cache")
+    assert publish.move(bench.registry, bench.place, first.digest, ("latest", "stable")) == ("latest", "stable")
+    assert publish.move(bench.registry, bench.place, first.digest, ("latest",)) == ()
+    bench.place = bench.place.tagged("another")
+    second = bench.publish(b"another cache", notes={**bench.notes, INPUTS: "2" * 64})
+    assert publish.move(bench.registry, bench.place, second.digest, ("latest",)) == ("latest",)
+    assert bench.registry.resolve(bench.place.repository, "stable") == first.digest
+    assert bench.registry.resolve(bench.place.repository, "latest") == second.digest
+
+
+def test_layouts_of_killed_runs_are_removed(tmp_path: Path) -> None:
+    gone = tmp_path / "exports" / "run-999999999-abc"
+    gone.mkdir(parents=True)
+    with layout(tmp_path) as first, layout(tmp_path) as second:
+        assert not gone.exists()
+        assert first.is_dir() and second.is_dir() and first != second
+    assert list((tmp_path / "exports").iterdir()) == []
+
+
+def test_a_damaged_layout_is_refused(tmp_path: Path) -> None:
+    digest, _ = exported(tmp_path, b"c", {})
+    with pytest.raises(ExportBroken):
+        read_content(tmp_path, "sha256:" + "0" * 64)
+    (tmp_path / "blobs" / "sha256" / digest.removeprefix("sha256:")).write_text('{"mediaType": "x", "manifests": []}')
+    with pytest.raises(ExportBroken, match="0 images"):
+        read_content(tmp_path, digest)
