@@ -83,7 +83,7 @@ def render(root: Path, versions: Versions) -> Rendered:
     findings: list[Finding] = []
     uses: dict[str, list[tuple[str, int]]] = {}
     files: dict[str, bytes] = {}
-    for name in sorted(p.relative_to(root / FOLDER).as_posix() for p in (root / FOLDER).rglob(f"*{_END}")):
+    for name in _templates(root / FOLDER):
         place = f"{FOLDER}/{name}"
         try:
             tree = environment.parse(inside.read(place).decode(), name)
@@ -121,6 +121,15 @@ def render(root: Path, versions: Versions) -> Rendered:
     if findings:
         raise TemplatesInvalid(sorted(set(findings)))
     return Rendered(files, {name: tuple(places) for name, places in uses.items()})
+
+
+def _templates(folder: Path) -> list[str]:
+    """Every template below a folder, and what no tree should hold there, a FIFO say, so that reading it says so."""
+    return sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.name.endswith(_END) or not (path.is_symlink() or path.is_file() or path.is_dir())
+    )
 
 
 def _names(

@@ -15,6 +15,7 @@ from .tree import Tree, Unreadable, decode
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _INCLUDES = ("-r", "--requirement", "-c", "--constraint")
+_DEEPEST = 50  # files that include each other in a row; nobody means more
 _ARCHIVE = re.compile(r"\.(whl|zip|tar\.gz|tar\.bz2|tar\.xz|tgz)$")
 _EGG = re.compile(r"[#&]egg=([A-Za-z0-9][-A-Za-z0-9._]*)")
 
@@ -142,6 +143,8 @@ def _option(tree: Tree, option: Option, above: tuple[str, ...], result: Requirem
         result.problems.append(Finding(*place, f"includes itself: {circle}", "pin"))
     elif target.startswith(("../", "/")) or target == "..":
         result.problems.append(Finding(*place, f"includes {value}, which lies outside the tree", "pin"))
+    elif len(above) > _DEEPEST:
+        result.problems.append(Finding(*place, f"includes {value}, behind {_DEEPEST} other files", "pin"))
     elif not (tree.root / target).exists() and not (tree.root / target).is_symlink():
         result.notes.append(Finding(*place, f"includes {value}, which is not there", "pin"))
     else:

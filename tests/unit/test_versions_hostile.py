@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -50,6 +51,52 @@ def test_a_fifo_as_source_in_an_audit_and_for_args(tmp_path: Path, capsys: pytes
     assert capsys.readouterr().err.count("p.txt: is no ordinary file") == 2
 
 
+def test_what_is_no_ordinary_file_among_templates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    template = "ARG TORCH_VERSION={{ TORCH_VERSION }}\nFROM scratch\n"
+    root = tree(tmp_path, {"templates/Dockerfile.j2": template, "templates/sub/in.j2": '{% include "sub/plain" %}'})
+    os.mkfifo(root / "templates/pipe.j2")
+    os.mkfifo(root / "templates/sub/plain")
+    (root / "templates/zero.j2").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as one:
+        here = Path.cwd()
+        os.chdir(root / "templates")  # an address is at most 107 bytes long
+        try:
+            one.bind("sock.j2")
+        finally:
+            os.chdir(here)
+    for words in (["check"], ["sync"], ["where", "TORCH_VERSION"], ["bump", "--offline", "TORCH_VERSION=3.0"]):
+        assert main([*words, "--root", str(root)]) == 2
+        captured = capsys.readouterr()
+        for name in ("pipe.j2", "sub/plain", "sock.j2"):
+            assert f"templates/{name}: is no ordinary file" in captured.out + captured.err
+        assert "templates/zero.j2: is a link out of the tree" in captured.out + captured.err
+
+
+@pytest.mark.parametrize("gone", ["templates/Dockerfile.j2", "docker/Dockerfile", "requirements/a.txt"])
+def test_a_file_that_vanishes_while_the_tree_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gone: str
+) -> None:
+    template = "ARG TORCH_VERSION={{ TORCH_VERSION }}\nFROM scratch\n"
+    root = tree(tmp_path, {"templates/Dockerfile.j2": template, "requirements/a.txt": "# none\n"})
+    real = os.stat
+
+    def vanish(path: str | os.PathLike[str], **options: bool) -> os.stat_result:
+        """The file is listed, and is gone by the time that it is looked at."""
+        if str(path) == str(root / gone):
+            Path(path).unlink(missing_ok=True)
+        return real(path, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", vanish)
+    if not gone.startswith("templates"):
+        assert main(["audit", str(root)]) == 0
+        assert f"note: {gone}: cannot be read: No such file or directory" in capsys.readouterr().err
+        plant(root, {gone: "# none\n" if gone.endswith("txt") else REACHED})
+    assert main(["check", "--root", str(root)]) in (2, 3)
+    assert f"{gone}: is missing" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert not (root / gone).exists()
+
+
 @pytest.mark.parametrize("coding", ["idna", "punycode", "hex"])
 def test_a_codec_that_refuses_to_replace(tmp_path: Path, coding: str) -> None:
     root = tree(tmp_path, {"requirements/a.txt": b"# coding: " + coding.encode() + b"\nsix==1.0\xff\n"})
@@ -81,6 +128,32 @@ def test_time_grows_with_the_size_of_a_file(tmp_path: Path, text: str) -> None:
     began = time.process_time()
     assert texts(drift(root)) == []
     assert time.process_time() - began < 5  # quadratic, each takes more than that
+
+
+@pytest.mark.parametrize(
+    ("path", "lines"),
+    [
+        ("docker/Dockerfile.x", [f"ARG A{number}=$A{number - 1}\nRUN echo $A1" for number in range(10_000)]),
+        ("docker/Dockerfile.x", [f"ENV A{number}=1\nONBUILD ARG A{number}" for number in range(10_000)]),
+        ("docker/Dockerfile.x", [f"ENV A{number}=1\nFROM s{number} AS s{number + 1}" for number in range(10_000)]),
+        ("docker/Dockerfile.x", [f"RUN echo {number} \\\n  && true" for number in range(10_000)]),
+        ("requirements/a.txt", [f"p{number}==1.0 \\\n  --hash=sha256:0" for number in range(10_000)]),
+    ],
+    ids=["args", "onbuild", "stages", "runs", "pins"],
+)
+def test_a_file_of_twenty_thousand_lines(tmp_path: Path, path: str, lines: list[str]) -> None:
+    above = "FROM scratch AS s0\n" if "docker" in path else ""
+    root = tree(tmp_path, {path: above + "\n".join(lines) + "\n"})
+    began = time.process_time()
+    assert texts(drift(root)) == []
+    assert time.process_time() - began < 15  # quadratic, it takes minutes
+
+
+def test_a_long_row_of_files_that_include_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tree(tmp_path, {f"requirements/r{number}.txt": f"-r r{number + 1}.txt\n" for number in range(60)})
+    assert texts(drift(root))[-1] == "requirements/r59.txt:1: includes r60.txt, behind 50 other files"
+    assert main(["pins", str(root / "requirements/r0.txt")]) == 2
+    assert capsys.readouterr().err == f"{root}/requirements/r50.txt:1: includes r51.txt, behind 50 other files\n"
 
 
 def test_every_line_of_a_text_is_counted(tmp_path: Path) -> None:
