@@ -87,7 +87,8 @@ def read_key(root: Path, key: Key) -> Stored:
     try:
         manifest = load_manifest(path / MANIFEST_FILE)
     except PipelineError as error:
-        wrong.append(Finding(f"{key}/{MANIFEST_FILE}", error.message, error.hint or "tune again"))
+        said = [f"does not fit its schema: {line}" for line in error.details] or [error.message]
+        wrong += [Finding(f"{key}/{MANIFEST_FILE}", line, error.hint or "tune again") for line in said]
     return Stored(key, path, file, manifest, tuple(wrong))
 
 

@@ -12,6 +12,7 @@ from pipeline.planning.arguments import MODEL_HELP, add_options, engine_plan, pl
 from pipeline.planning.engines import engine_start
 from pipeline.planning.target import Target
 
+from .caches import collect
 from .request import Request
 from .settings import check_image_name, check_previous
 
@@ -99,6 +100,8 @@ def request_from(arguments: argparse.Namespace) -> Request:
     if arguments.cache and (arguments.retune or arguments.tune_in in ("stage", "container")):
         raise ChoicesClash("CACHE= bakes what was tuned elsewhere, and you asked to tune", hint="leave one of them out")
     previous = check_previous(arguments.previous)
+    if arguments.cache:
+        collect(arguments.cache)  # what must not be baked is said before an engine is looked for
 
     start = engine_start(arguments.engine, arguments.engine_args, arguments.engine_env, arguments.model)
     if start is not None and arguments.cache:

@@ -116,7 +116,7 @@ def finish(container: Container, what: str, *, max_wait: float, on_line: Callabl
     try:
         status = int(container.wait(timeout=max_wait)["StatusCode"])
     except (ReadTimeout, Disconnected) as error:
-        said = container.logs(tail=20).decode(errors="replace").splitlines()
+        said = container.logs(tail=50).decode(errors="replace").splitlines()
         raise ContainerTooSlow(
             f"{what} did not end within {time.monotonic() - began:.0f} s",
             details=said,

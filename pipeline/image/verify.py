@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -181,6 +182,7 @@ def _replay_all(client: DockerClient, image: str, how: How, manifests: list[Mani
         with log.step("compare the image half of the record"):
             sheet.findings += half_findings(client, image, absent, max_wait=how.max_wait)
     replayed = []
+    until = time.monotonic() + how.max_wait  # of all starts and replays together
     for manifest in manifests:
         if manifest in absent:
             if how.level != "static":
@@ -188,7 +190,8 @@ def _replay_all(client: DockerClient, image: str, how: How, manifests: list[Mani
             continue
         for who in SANDBOXES:
             with log.step(f"replay on {len(manifest.ranks)} ranks as {who}"):
-                _replay(client, image, manifest, who=who, sheet=sheet, how=how)
+                left = replace(how, max_wait=max(1.0, until - time.monotonic()))
+                _replay(client, image, manifest, who=who, sheet=sheet, how=left)
         replayed.append(manifest.key)
     return replayed
 

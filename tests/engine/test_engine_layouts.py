@@ -85,7 +85,7 @@ def serve(client: Any, name: str, command: list[str], **options: Any) -> tuple[i
     try:
         container.put_archive(MODEL, archive({"config.json": (CONFIG, 0o644)}))
         container.start()
-        status = container.wait(timeout=60)["StatusCode"]
+        status = container.wait(timeout=300)["StatusCode"]
         said = [container.logs(stdout=out, stderr=not out).decode() for out in (True, False)]
         return status, said[0], said[1]
     finally:

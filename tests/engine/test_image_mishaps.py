@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,22 @@ def test_a_name_that_no_image_has_is_refused_before_the_engine_is_asked(name: st
     done = pipeline("verify", name)
     assert done.status == 2
     assert "cannot name an image" in done.stderr
+
+
+def test_a_start_is_bounded_and_one_that_died_is_not_waited_for(
+    built: dict[str, Any], pipeline: Any, client: Any
+) -> None:
+    """The bound is that of start and replay together; what was printed so far is shown, and nothing is left running."""
+    from pipeline.image.contain import ContainerTooSlow, Sandbox, run_to_end
+
+    image = built["image_id"]
+    began = time.monotonic()
+    ended = run_to_end(client, image, ["sh", "-c", "echo lost >&2; kill -9 $$"], Sandbox(), max_wait=600)
+    assert (ended.status, ended.stderr) == (137, ("lost",)) and time.monotonic() - began < 60
+    with pytest.raises(ContainerTooSlow) as caught:
+        run_to_end(client, image, ["sh", "-c", "echo so far; sleep 600"], Sandbox(), max_wait=3)
+    assert list(caught.value.details) == ["so far"]
+    done = pipeline("verify", image, "--startup-max-wait", "1")
+    assert done.status == 5 and "did not end within" in done.stderr and "hint: raise the bound" in done.stderr
+    ours = client.containers.list(all=True, filters={"label": "tuned-image-pipeline=running", "ancestor": image})
+    assert ours == []

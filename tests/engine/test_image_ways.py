@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,26 +159,69 @@ def test_the_same_key_with_other_contents_is_refused_with_the_entries(
     assert "cpu_mm" in done.stderr
 
 
+def of_another_processor(root: Path, other: Path) -> Path:
+    """A copy of a root whose key was tuned on a processor that nobody has."""
+    from pipeline.contract.manifest import Manifest
+
+    shutil.copytree(root, other)
+    place = next(other.glob("*/*/*"))
+    manifest = json.loads((place / "manifest.json").read_text())
+    assert manifest["provenance"]["plan"] == manifest["plan"]["digest"]
+    assert set(manifest["provenance"]) >= {"base_image_digest", "versions_json", "tuner_image_digest"}
+    assert any(path.endswith(".so") for path in manifest["record"]["libraries"].values())
+    manifest["record"]["host"]["cpu"]["model"] = "Some Other Processor"
+    manifest["key"] = str(Manifest.from_json({**manifest}).expected_key())
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    place.rename(place.parent / manifest["key"].rpartition("/")[2])
+    return other
+
+
+CUBLAS = "int cublasGetProperty(int what, int *value) { *value = what == 0 ? 13 : what == 1 ? 9 : 1; return 0; }"
+
+
+def test_a_base_whose_loader_finds_another_library_is_refused_with_the_path(
+    roots: tuple[Path, Path], serving: str, pipeline: Any, client: Any, tmp_path: Path
+) -> None:
+    """A cuBLAS on LD_LIBRARY_PATH, as a devel base has one: the image half differs from that of the stage that tuned."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler here")
+    from pipeline.image.fill import _folder
+
+    (tmp_path / "cuda").mkdir()
+    (tmp_path / "cublas.c").write_text(CUBLAS)
+    library = tmp_path / "cuda" / "libcublas.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "cublas.c"], check=True)
+    container = client.containers.create(serving, ["true"], user="0:0")
+    try:
+        container.put_archive("/usr/local", _folder(tmp_path / "cuda", "cuda"))
+        container.commit("tuned-test/serving", "devel", changes=["ENV LD_LIBRARY_PATH=/usr/local/cuda"])
+    finally:
+        container.remove(force=True)
+    name = "tuned-test/ontop:devel"
+    words = ("image", "tiny", "--base-image", "tuned-test/serving:devel", "--image", name, "--cache")
+    try:
+        elsewhere = pipeline(*words, str(of_another_processor(roots[0], tmp_path / "other")))
+        here = pipeline(*words, str(roots[0]))
+    finally:
+        client.images.remove("tuned-test/serving:devel", force=True)
+    for done in (elsewhere, here):
+        assert done.status == 7, done.stderr
+        assert "cublas_version" in done.stderr and "13.9.1" in done.stderr
+    assert "the loader finds /usr/local/cuda/libcublas.so in this image" in elsewhere.stderr
+    assert not [tag for image in client.images.list() for tag in image.tags if tag.startswith(name)]
+
+
 def test_a_key_of_another_device_is_baked_static_and_says_so(
     roots: tuple[Path, Path], serving: str, pipeline: Any, client: Any, tmp_path: Path
 ) -> None:
     """A CPU key from another processor stands for a GPU that is not here: baked, not replayed, named -unverified."""
-    from pipeline.contract.manifest import Manifest
-
-    other = tmp_path / "other"
-    shutil.copytree(roots[0], other)
-    place = next(other.glob("*/*/*"))
-    manifest = json.loads((place / "manifest.json").read_text())
-    manifest["record"]["host"]["cpu"]["model"] = "Some Other Processor"
-    key = str(Manifest.from_json({**manifest}).expected_key())
-    manifest["key"] = key
-    (place / "manifest.json").write_text(json.dumps(manifest))
-    place.rename(place.parent / key.rpartition("/")[2])
+    other = of_another_processor(roots[0], tmp_path / "other")
     name = "tuned-test/ontop:elsewhere"
     done = pipeline("image", "tiny", "--base-image", serving, "--cache", str(other), "--image", name, "--json")
     assert done.status == 0, done.stderr
     try:
         assert "NOT REPLAYED: no Some Other Processor here" in done.stderr
+        assert "compare the image half of the record" in done.stderr
         outcome = json.loads(done.stdout)
         assert outcome["image"] == f"{name}-unverified"
         assert outcome["verdict"]["level"] == "static"
