@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Figures:
-    """Wall seconds of each run in order, and the largest resident size of any run in bytes."""
+    """Wall seconds and seconds of processors of each run in order, and the largest resident size of any in bytes."""
 
     seconds: tuple[float, ...]
+    processors: tuple[float, ...]
     peak: int
 
     @property
@@ -26,12 +27,16 @@ class Figures:
     def __str__(self) -> str:
         low, high = min(self.seconds), max(self.seconds)
         return (
-            f"{self.median:.3f} s (min {low:.3f}, max {high:.3f}, n={len(self.seconds)}), peak {self.peak / 1e6:.0f} MB"
+            f"{self.median:.3f} s (min {low:.3f}, max {high:.3f}, n={len(self.seconds)}), "
+            f"processors {statistics.median(self.processors):.3f} s, peak {self.peak / 1e6:.0f} MB"
         )
 
 
-def once(command: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[float, int]:
-    """Run a command to its end; wall seconds and its largest resident size in bytes. A failure ends the bench."""
+def once(command: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[float, float, int]:
+    """Run a command to its end; seconds by the wall and of processors, and its largest resident size in bytes.
+
+    A failure ends the bench.
+    """
     began = time.perf_counter()
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
@@ -43,14 +48,15 @@ def once(command: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[
     process.stderr.close()
     if process.returncode not in (0, 3):
         sys.exit(f"{' '.join(command)} ended with {process.returncode}:\n{said[-2000:]}")
-    return time.perf_counter() - began, usage.ru_maxrss * 1024
+    return time.perf_counter() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
 
 def many(command: Sequence[str], runs: int = 7, env: Mapping[str, str] | None = None) -> Figures:
     """One run that is not counted, then `runs` that are."""
     once(command, env)
     found = [once(command, env) for _ in range(runs)]
-    return Figures(tuple(seconds for seconds, _ in found), max(peak for _, peak in found))
+    seconds, processors, peaks = zip(*found, strict=True)
+    return Figures(seconds, processors, max(peaks))
 
 
 def say(name: str, value: object) -> None:

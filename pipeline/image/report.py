@@ -5,7 +5,10 @@ from __future__ import annotations
 import shlex
 import sys
 
+from pipeline.contract.manifest import Manifest
+
 from .outcome import Outcome
+from .wrap import COMMAND
 
 
 def _size(count: int) -> str:
@@ -36,6 +39,16 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
     ]
 
 
+def _trial(image: str, manifest: Manifest) -> list[str]:
+    """What follows `docker run`: a replay of the plan's ops, or the engine as it tuned, with the model at its path."""
+    engine = manifest.plan.engine
+    if engine is None:
+        return [image, "python3", "-m", "pipeline.tune.replay", "--key", manifest.key]
+    serve = ["vllm", "serve"] if engine.name == "vllm" else ["python3", "-m", "sglang.launch_server"]
+    gpus = ["--gpus", "all"] if manifest.record.host.gpus else []
+    return [*gpus, "-v", f"<model>:{engine.model}", "--entrypoint", COMMAND, image, *serve, *engine.arguments]
+
+
 def show(outcome: Outcome) -> None:
     """Draw the table and the `docker run` line on stderr."""
     table = rows(outcome)
@@ -56,5 +69,5 @@ def show(outcome: Outcome) -> None:
     if first.substitutions:
         sys.stderr.write("note: tuned on CPU ranks, which prove the pipeline; a CPU cache is of no use to a GPU\n")
     host = "" if outcome.docker_host == "unix:///var/run/docker.sock" else f"DOCKER_HOST={outcome.docker_host} "
-    command = ["docker", "run", "--rm", outcome.image, "python3", "-m", "pipeline.tune.replay", "--key", first.key]
+    command = ["docker", "run", "--rm", *_trial(outcome.image, first)]
     sys.stderr.write(f"try it: {host}{shlex.join(command)}\n")

@@ -202,7 +202,7 @@ def _replay(client: DockerClient, image: str, manifest: Manifest, *, who: str, s
     engine = manifest.plan.engine
     if engine is not None:
         environment |= {**engine.variables, ENV_KEY: manifest.key}
-    if client.images.get(image).labels.get(MODULES):  # every module must load as it was baked: no compiler may run
+    elif client.images.get(image).labels.get(MODULES):  # every module must load as it was baked: no compiler may run
         environment["FLASHINFER_DISABLE_JIT"] = "1"
     volume = (engine.model, config_archive(engine)) if engine is not None else None
     sandbox = replace(SANDBOXES[who], gpus=how.gpus, environment=environment, volume=volume)

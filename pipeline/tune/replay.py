@@ -22,7 +22,7 @@ from typing import Any
 from pipeline import log
 from pipeline.cache.tree import Stored, find_keys, read_key
 from pipeline.contract.digest import sha256_file
-from pipeline.contract.errors import CacheRefused, PipelineError, TuningError
+from pipeline.contract.errors import CacheRefused, PipelineError, TuningError, UsageError
 from pipeline.contract.exits import Exit
 from pipeline.contract.files import write_json
 from pipeline.contract.key import Key
@@ -117,6 +117,11 @@ def replay(root: Path, chosen: str | None, timeout: float) -> dict[str, Any]:
     began = time.monotonic()
     stored = open_key(root, chosen)
     assert stored.manifest is not None
+    if stored.manifest.plan.engine is not None:
+        raise UsageError(
+            f"{stored.key} was made by {stored.manifest.plan.engine.name}, which alone can replay it",
+            hint="below pipeline-run: python3 -m pipeline.tune.engines.again --key KEY",
+        )
     nproc = len(stored.manifest.ranks) or stored.manifest.plan.layout.world
     before = sha256_file(stored.cache_path)
     with temporary() as work, log.step(f"replay {stored.key} on {nproc} ranks"):

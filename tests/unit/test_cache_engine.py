@@ -174,3 +174,38 @@ def test_an_engine_s_own_directory_is_explained_as_one(tmp_path):
     rank.write_text(json.dumps({name: value[name] for name in list(value)[:2]}))
     found = explain_group(engine_groups(tmp_path / "vllm")[0], Environment(samples.H200))
     assert found.broken and "different numbers of entries" in found.judgement.because
+
+
+def test_the_line_to_try_an_image_serves_as_it_was_tuned(tmp_path):
+    from pipeline.image.report import _trial
+
+    samples.write_engine(tmp_path)
+    (one,) = collect([tmp_path])
+    assert _trial("an:image", one.manifest) == [
+        "--gpus", "all", "-v", "<model>:/models/x", "--entrypoint", "/opt/pipeline/bin/pipeline-run", "an:image",
+        "vllm", "serve", "/models/x", "--tensor-parallel-size", "2",
+    ]  # fmt: skip
+
+
+def test_a_start_for_tuning_changes_only_where_it_listens_and_how_weights_are_loaded():
+    from pipeline.tune.engines.serve import command, without
+
+    words = [
+        "/m",
+        "--port",
+        "9",
+        "--host=::",
+        "--load_format",
+        "safetensors",
+        "--seed",
+        "1",
+        "--skip-tokenizer-init",
+        "-q",
+        "fp8",
+    ]
+    assert without(words) == ["/m", "--seed", "1", "-q", "fp8"]
+    made = command(replace(samples.RUN, arguments=tuple(words)), 5)
+    assert made[:3] == ["vllm", "serve", "/m"]
+    assert made[7:] == ["--host", "127.0.0.1", "--port", "5", "--load-format", "dummy", "--skip-tokenizer-init"]
+    made = command(replace(samples.RUN, name="sglang", arguments=("--model-path", "/m")), 5)
+    assert made[1:5] == ["-m", "sglang.launch_server", "--model-path", "/m"]
