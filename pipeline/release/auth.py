@@ -75,7 +75,10 @@ def _token(
     timeout: tuple[float, float],
 ) -> str:
     realm = challenge.parts["realm"]
-    place = urlsplit(realm)
+    try:
+        place = urlsplit(realm)
+    except ValueError as error:
+        raise AnswerInvalid(f"{host} names a token server that is no address: {shown(realm, 80)}") from error
     if place.scheme != "https" and not (place.scheme == "http" and _same_loopback(place.hostname or "", host)):
         raise AnswerInvalid(f"{host} sends passwords to {shown(realm, 80)}, which is not encrypted")
     asked = {"service": challenge.parts.get("service", ""), "scope": scope}

@@ -9,7 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 from typing import IO
-from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import requests
 
@@ -21,7 +21,7 @@ from .bodies import blocks
 from .descriptors import Descriptor
 from .errors import AnswerInvalid, DigestMismatch
 from .patience import Patience
-from .transport import Transport, scope_of
+from .transport import Transport, joined, scope_of
 
 _BLOB_LIMIT = 64 * 1024 * 1024  # bytes of a blob that is read into memory unless the caller says otherwise
 
@@ -127,7 +127,7 @@ class Blobs:
 
 def _location(response: requests.Response, digest: str) -> str:
     """Where an upload goes: the answer's Location, which may be relative, with the digest added."""
-    place = urlsplit(urljoin(response.url, response.headers.get("Location", "")))
+    place = urlsplit(joined(response, response.headers.get("Location", "")))
     if not response.headers.get("Location"):
         raise AnswerInvalid("the registry began an upload and named no place for it")
     query = urlencode([*parse_qsl(place.query, keep_blank_values=True), ("digest", digest)])

@@ -14,7 +14,6 @@ import json
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
-from urllib.parse import urljoin
 
 import requests
 
@@ -27,10 +26,11 @@ from .credentials import Credentials
 from .descriptors import Descriptor, Manifest
 from .patience import Patience
 from .reference import is_digest
-from .transport import Transport, scope_of
+from .transport import Transport, joined, scope_of
 
 __all__ = ["Descriptor", "Manifest", "Registry"]
 
+_PAGES = 1000  # of one list: a registry may go on for ever
 _MANIFEST_LIMIT = 4 * 1024 * 1024  # bytes; what registries take, by the specification
 
 
@@ -137,7 +137,15 @@ class Registry(Blobs):
             found = [Descriptor.from_json(entry) for page in known for entry in page["manifests"] or ()]
         else:
             found = list(read_list(self, repository, digest))
-        return tuple(one for one in found if artifact_type is None or one.artifact_type == artifact_type)
+        whole = [self._described(repository, one) for one in found]
+        return tuple(one for one in whole if artifact_type is None or one.artifact_type == artifact_type)
+
+    def _described(self, repository: str, listed: Descriptor) -> Descriptor:
+        """A referrer with its artifact type, which some lists do not know (seen: go-containerregistry 0.20)."""
+        if listed.artifact_type not in ("", media.EMPTY):
+            return listed
+        found = self.manifest(repository, listed.digest)
+        return found.descriptor() if found is not None else listed
 
     def _manifest_request(
         self, method: str, repository: str, reference: str
@@ -154,7 +162,7 @@ class Registry(Blobs):
     def _pages(self, path: str, repository: str, what: str) -> Iterator[dict[str, Any]]:
         """The JSON objects of a list that a registry may give in pages; nothing where it has no such list."""
         seen: set[str] = set()
-        while path and path not in seen:
+        while path and path not in seen and len(seen) < _PAGES:
             seen.add(path)
 
             def once(path: str = path) -> tuple[dict[str, Any], str]:
@@ -165,7 +173,7 @@ class Registry(Blobs):
                         return {}, ""
                     body = read(response, _MANIFEST_LIMIT, self.patience.whole)
                     following = response.links.get("next", {}).get("url", "")
-                    return Manifest(body, "", what).json(), urljoin(response.url, following) if following else ""
+                    return Manifest(body, "", what).json(), joined(response, following) if following else ""
 
             page, path = self.patience.insist(once)
             if page:

@@ -10,6 +10,7 @@ import contextlib
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
+from urllib.parse import urljoin
 
 import requests
 import requests.adapters
@@ -180,6 +181,14 @@ def _reason(error: BaseException) -> str:
     if isinstance(seen, OSError) and seen.strerror:
         return shown(seen.strerror, 120)
     return type(seen).__name__
+
+
+def joined(response: requests.Response, place: str) -> str:
+    """An address that a registry names, which may be relative to what was asked; raise `AnswerInvalid`."""
+    try:
+        return urljoin(response.url, place)
+    except ValueError as error:
+        raise AnswerInvalid(f"{shown(place, 80)}, which the registry names, is no address") from error
 
 
 def scope_of(repository: str, *, push: bool = False) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -33,3 +35,32 @@ def ensure(*programs: str) -> None:
         raise AssertionError(f"{error.message}\n" + "\n".join(error.details) + log.read_text()[-2000:]) from error
     assert apt.host_sources()
     assert [name for name in programs if shutil.which(name) is None] == []
+
+
+def second_registry(folder: Path) -> Path:
+    """Compile the registry of Debian's golang-github-google-go-containerregistry-dev, and return the program.
+
+    The packages are fetched and unpacked below `folder`, not installed: nothing of the host moves for a test.
+    """
+    ensure("docker-registry")  # root, and Debian 13's source beside Debian 12's
+    library = "golang-github-google-go-containerregistry-dev"
+    told = subprocess.run(["apt-cache", "depends", "golang-go"], capture_output=True, text=True, check=True).stdout
+    version = next(w for w in re.findall(r"Depends: golang-([0-9.]+)-go", told))
+    packages_needed = [library, f"golang-{version}-go", f"golang-{version}-src"]
+    _quiet(["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", *packages_needed], folder)
+    for deb in folder.glob("*.deb"):
+        _quiet(["dpkg", "-x", str(deb), str(folder / "root")], folder)
+    sources = folder / "own" / "src" / "second"
+    shutil.copytree(Path(__file__).parent / "second", sources)
+    compiler = folder / "root" / "usr" / "lib" / f"go-{version}"
+    env = {
+        "PATH": os.environ["PATH"], "HOME": str(folder), "GOROOT": str(compiler), "GOCACHE": str(folder / "cache"),
+        "GOPATH": f"{folder / 'own'}:{folder / 'root/usr/share/gocode'}", "GO111MODULE": "off", "CGO_ENABLED": "0",
+    }  # fmt: skip
+    _quiet([str(compiler / "bin" / "go"), "build", "-o", str(folder / "second"), "."], sources, env)
+    return folder / "second"
+
+
+def _quiet(command: list[str], cwd: Path, env: dict[str, str] | None = None) -> None:
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"

@@ -39,6 +39,17 @@ class Secured(Running):
     ca: Path
 
 
+def await_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()
+        with socket.socket() as one:
+            if one.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise AssertionError(log.read_text())
+
+
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -67,15 +78,7 @@ def running(
             env={"PATH": os.environ["PATH"], "OTEL_TRACES_EXPORTER": "none"},
         )  # fmt: skip
     try:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            assert process.poll() is None, log.read_text()
-            with socket.socket() as one:
-                if one.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
-        else:
-            raise AssertionError(log.read_text())
+        await_port(port, process, log)
         yield Running(f"127.0.0.1:{port}", folder / "data", log)
     finally:
         process.terminate()
