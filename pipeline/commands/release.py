@@ -91,7 +91,8 @@ def _asked(arguments: argparse.Namespace) -> tuple[Ask, list[tuple[Cell, Request
     if ask.signer is not None and not ask.dry_run:
         ask.signer.check()
     if matrix is None:
-        cells = [single(model, arguments.tp, arguments.cache, arguments.verdict) for model in arguments.models]
+        said = arguments.tp, arguments.cache, arguments.verdict, arguments.engine
+        cells = [single(model, *said) for model in arguments.models]
     else:
         cells = cross(matrix, arguments.matrix, models=arguments.models, verdicts=arguments.verdict)
     refuse_same_names(cells, ask.template_of)

@@ -22,7 +22,7 @@ _HANDED_ON = (
     "ep", "pp", "dp", "device", "arch", "max_tokens", "buckets", "round_up", "ops", "skip_ops", "backends",
     "base_image", "accept_base_versions", "strategy", "judge",
 )  # fmt: skip
-_OF_THE_ENGINE = ("base_image", "accept_base_versions")
+_OF_THE_ENGINE = ("base_image", "accept_base_versions", "engine", "engine_args", "engine_env")
 
 
 class ModelNotInMatrix(UsageError):
@@ -73,10 +73,10 @@ class _One:
         return all(values is None or value in values for values, value in asked)
 
 
-def single(model: str, tp: str, caches: Sequence[Path] | None, verdicts: Sequence[Path]) -> Cell:
-    """The cell of a model that was named on the command line, `tp` as it was typed."""
+def single(model: str, tp: str, caches: Sequence[Path] | None, verdicts: Sequence[Path], engine: str = "") -> Cell:
+    """The cell of a model that was named on the command line, `tp` and `engine` as they were typed."""
     ranks = int(tp) if tp.strip().isdecimal() else usual_tp(model)
-    return Cell(model, ranks, caches=tuple(caches or ()), verdicts=tuple(verdicts))
+    return Cell(model, ranks, engine=engine.strip(), caches=tuple(caches or ()), verdicts=tuple(verdicts))
 
 
 def cross(matrix: MatrixFile, path: Path, *, models: Sequence[str] = (), verdicts: Sequence[Path] = ()) -> list[Cell]:
@@ -151,9 +151,11 @@ def _cell(matrix: MatrixFile, table: CellTable, one: _One, home: Path, problems:
         settings["no_bake_jit"] = not table.bake_jit
     if kinds:
         settings |= {"device": "cuda", "arch": kinds[0].arch}
+    start: tuple[str | None, str, str] = (None, "", "")
     if one.engine:
         engine = matrix.engines[one.engine]
         settings |= {"base_image": engine.base_image, "accept_base_versions": engine.accept_base_versions}
+        start = engine.start, engine.args or "", engine.env or ""
     if len(kinds) > 1 and not table.cache and any(kind.cache is None for kind in kinds):
         problems.append(f"{one.gpu}: several GPU types are gathered from caches, and one of them has no cache")
         return
@@ -164,6 +166,8 @@ def _cell(matrix: MatrixFile, table: CellTable, one: _One, home: Path, problems:
     caches = paths(table.cache, one.gpu)
     if not caches:
         caches = [place for gpu, kind in zip(gpus, kinds, strict=True) for place in paths(kind.cache, gpu)]
+    if start[0] is not None and not caches:
+        settings |= dict(zip(("engine", "engine_args", "engine_env"), start, strict=True))
     verdicts = [place for gpu, kind in zip(gpus, kinds, strict=True) for place in paths(kind.verdict, gpu)]
     yield Cell(
         one.model, one.tp, gpus, one.engine, settings,

@@ -22,6 +22,7 @@ from pipeline.image.naming import gpu_of, key_of
 from pipeline.image.outcome import Clock, log_file
 from pipeline.image.prepare import Prepared, Probes, prepare
 from pipeline.image.request import Request
+from pipeline.image.verify import device_name
 from pipeline.versions import load
 
 from .annotate import notes_of, revision_of
@@ -229,7 +230,7 @@ def _refuse_strangers(job: _Job, manifests: Sequence[Manifest]) -> None:
         if plan.model != wanted.model or plan.layout != wanted.layout:
             wrong.append(f"{manifest.key} was tuned for {plan.model} with TP {plan.layout.tp}")
         if job.cell.devices and gpus and not set(gpus) <= set(job.cell.devices):
-            wrong.append(f"{manifest.key} was tuned on {', '.join(gpus)}, not on {' or '.join(job.cell.devices)}")
+            wrong.append(f"{manifest.key} was tuned on {device_name(manifest)}, not on {' or '.join(job.cell.devices)}")
     if wrong:
         raise CachesOfAnother(
             f"{job.cell.title}: {wrong[0]}", details=wrong, hint="a cell's cache holds that cell's keys and no others"

@@ -77,10 +77,17 @@ class GpuTable(_Strict):
 
 
 class EngineTable(_Strict):
-    """A serving engine: the image that the cell is built on."""
+    """A serving engine: the image that the cell is built on.
+
+    With `start` the engine tunes in its own start where the cell has no cache, with `args` after its serve command and
+    `env` set for it.
+    """
 
     base_image: Name
     accept_base_versions: bool = False
+    start: Literal["vllm", "sglang"] | None = None
+    args: Name | None = None
+    env: Name | None = None
 
 
 class CellTable(_Strict):

@@ -98,6 +98,14 @@ def test_a_cells_own_settings_are_those_of_the_command_line(tmp_path: Path) -> N
     assert cell.title == "tiny tp2 buckets 1,8"
 
 
+def test_an_engine_tunes_in_its_own_start_where_there_is_no_cache(tmp_path: Path) -> None:
+    text = GOOD.replace('base_image = "vllm', 'start = "vllm"\nargs = "--max-model-len 4096"\nbase_image = "vllm')
+    path = written(tmp_path, text + '\n[[cells]]\nmodel = "tiny"\nengine = "vllm"\n')
+    cells = cross(read_matrix(path), path)
+    assert "engine" not in cells[0].settings, "this one is baked from caches"
+    assert (cells[-1].settings["engine"], cells[-1].settings["engine_args"]) == ("vllm", "--max-model-len 4096")
+
+
 def test_models_choose_among_the_cells(tmp_path: Path) -> None:
     path = written(tmp_path, GOOD)
     matrix = read_matrix(path)
