@@ -58,6 +58,9 @@ def execute(arguments: argparse.Namespace) -> int:
         if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             refused.append(f"{file}: is UTF-16, which BuildKit does not read")
             continue
+        if b"\0" in data:
+            refused.append(f"{file}: is no text")
+            continue
         text = data.decode("utf-8", "replace")
         found = read(text, frontend=frontend, platform=arguments.platform)
         rows += [

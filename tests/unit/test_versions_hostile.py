@@ -103,6 +103,17 @@ def test_a_codec_that_refuses_to_replace(tmp_path: Path, coding: str) -> None:
     assert any("is not text in UTF-8" in text for text in texts(drift(root)))
 
 
+def test_nothing_hides_behind_a_nul_or_a_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lie = "ARG TORCH_VERSION=1.0\nFROM scratch\n"
+    root = tree(tmp_path, {"docker/a.Dockerfile": f"# \0\n{lie}", "docker/b.Dockerfile": lie + "#\n" * (1 << 21)})
+    assert texts(drift(root)) == [
+        "docker/a.Dockerfile: is no text",
+        "docker/b.Dockerfile: is too large to be looked at",
+    ]
+    assert main(["args", str(root / "docker/a.Dockerfile")]) == 2
+    assert capsys.readouterr().err == f"{root}/docker/a.Dockerfile: is no text\n"
+
+
 def test_args_of_utf16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = plant(tmp_path, {"Dockerfile": REACHED.encode("utf-16")}) / "Dockerfile"
     assert main(["args", str(path)]) == 2

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .layers import Known, Layers, Scope
-from .lines import Instruction, Lines, Problem, read_lines, split_instruction
+from .lines import NAMES, Instruction, Lines, Problem, read_lines, split_instruction
 from .rules import NEWEST, BadWord, Frontend, named_by
 from .words import Style, expand, split
 
@@ -123,8 +123,10 @@ class _Reader:
             self._from(instruction)
         elif instruction.name == "ARG" and not self.scopes:
             self._global_args(instruction)
-        elif not self.scopes:
+        elif not self.scopes and instruction.name in NAMES:  # another is wrong anyway
             self.wrong(instruction.first, f"{instruction.name} stands before the first FROM")
+        elif not self.scopes:
+            return
         elif instruction.name == "ARG":
             self._stage_args(self.scopes[-1], instruction)
         elif instruction.name == "ENV":
