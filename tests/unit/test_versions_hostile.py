@@ -218,6 +218,20 @@ def test_brackets_without_end_in_a_bake_file(tmp_path: Path) -> None:
     assert 100 < int(line) < 3000  # where it became too deep, which depends on what has called us
 
 
+def test_an_audit_says_where_a_file_is_nested_too_deeply(tmp_path: Path) -> None:
+    deep = "[\n" * 3000 + "]\n" * 3000
+    files: dict[str, str | bytes] = {
+        "bake.hcl": f'variable "X" {{\n default = {deep}}}\n',
+        "pyproject.toml": f"# a\nx = {deep}",
+        "docker-bake.json": '{"variable": ' + deep,
+        "a.yaml": f"X_VERSION: 1\nb: {deep}",
+    }
+    said = texts(look(plant(tmp_path, files)).unreadable)
+    assert said[1] == "bake.hcl:3001: is nested too deeply"
+    assert said[3] == "pyproject.toml:3001: is nested too deeply"
+    assert "nested too deeply (line" in said[2] and "nesting depth (line" in said[0]
+
+
 def test_a_word_nested_too_deeply(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     word = "${A:-" * 3000 + "x" + "}" * 3000
     path = plant(tmp_path, {"Dockerfile": f"FROM scratch\nARG A={word}\n"}) / "Dockerfile"

@@ -96,6 +96,8 @@ def bake_hcl(path: str, text: str) -> Iterator[Place]:
 
     try:
         texts = read_hcl_tree(text)
+    except RecursionError:
+        raise
     except Exception as error:  # noqa: BLE001 -- lark's and python-hcl2's own errors share no base class
         raise NotUnderstood(f"not HCL: {str(error).splitlines()[0]}") from None
     yield from bake(path, texts)

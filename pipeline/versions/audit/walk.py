@@ -123,9 +123,24 @@ def _one(root: Path, path: str, reader: Reader, needed: re.Pattern[bytes] | None
         report.passed_over += 1
         return
     report.read += 1
+    text = decode(data)[0]
     try:
-        report.places.extend(reader(path, decode(data)[0]))
+        report.places.extend(reader(path, text))
     except readers.NotUnderstood as error:
         report.unreadable.append(Finding(path, 0, 0, str(error)))
     except RecursionError:
-        report.unreadable.append(Finding(path, 0, 0, "is nested too deeply"))
+        report.unreadable.append(Finding(path, _deepest(text), 0, "is nested too deeply"))
+
+
+def _deepest(text: str) -> int:
+    """The line on which most brackets are open."""
+    open_now = most = 0
+    found = line = 1
+    for character in re.findall(r"[\[({\])}\n]", text):
+        if character == "\n":
+            line += 1
+            continue
+        open_now += 1 if character in "[({" else -1
+        if open_now > most:
+            most, found = open_now, line
+    return found
