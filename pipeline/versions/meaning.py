@@ -107,14 +107,15 @@ class _Collector:
             except Unreadable as error:
                 self.result.findings.append(error.finding)
                 continue
-            if kind != "docker" and b"\0" in data[:8192] and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
-                continue
+            if b"\0" in data and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                if kind != "text":  # nothing hides behind one byte
+                    self.result.findings.append(Finding(path, 0, 0, "is no text", "read"))
+                    continue
+                if b"\0" in data[:8192]:
+                    continue
             if kind == "docker" and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                 message = "is UTF-16, which BuildKit does not read"
                 self.result.findings.append(Finding(path, 0, 0, message, "dockerfile"))
-                continue
-            if kind == "docker" and b"\0" in data:
-                self.result.findings.append(Finding(path, 0, 0, "is no text", "dockerfile"))
                 continue
             if len(data) > _LARGEST:
                 larger = self.result.notes if kind == "text" else self.result.findings  # nothing hides behind its size
