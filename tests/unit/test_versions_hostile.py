@@ -105,10 +105,12 @@ def test_a_codec_that_refuses_to_replace(tmp_path: Path, coding: str) -> None:
 
 def test_nothing_hides_behind_a_nul_or_a_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lie = "ARG TORCH_VERSION=1.0\nFROM scratch\n"
-    root = tree(tmp_path, {"docker/a.Dockerfile": f"# \0\n{lie}", "docker/b.Dockerfile": lie + "#\n" * (1 << 21)})
+    files = {"a.Dockerfile": f"# \0\n{lie}", "b.Dockerfile": lie + "#\n" * (1 << 21), "c.hcl": "# \0", "d.bin": "\0"}
+    root = tree(tmp_path, {f"docker/{name}": text for name, text in files.items()})
     assert texts(drift(root)) == [
         "docker/a.Dockerfile: is no text",
         "docker/b.Dockerfile: is too large to be looked at",
+        "docker/c.hcl: is no text",
     ]
     assert main(["args", str(root / "docker/a.Dockerfile")]) == 2
     assert capsys.readouterr().err == f"{root}/docker/a.Dockerfile: is no text\n"
