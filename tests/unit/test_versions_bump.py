@@ -12,6 +12,7 @@ from versions_trees import FLASHINFER, plant, source, texts
 from pipeline.__main__ import main
 from pipeline.versions import drift, index, load
 from pipeline.versions.metadata import RECORD, Recorded, dump_record
+from pipeline.versions.sites import same_version
 from pipeline.versions.sync import sync
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -347,4 +348,4 @@ def test_our_record_is_of_what_is_pinned() -> None:
     recorded = json.loads((ROOT / RECORD).read_text(encoding="utf-8"))["packages"]
     versions = load(ROOT)
     governed = {package: versions[name] for package, name in versions.governors().items()}
-    assert recorded and all(governed[name] == entry["version"].partition("+")[0] for name, entry in recorded.items())
+    assert recorded and all(same_version(entry["version"], governed[name]) for name, entry in recorded.items())
