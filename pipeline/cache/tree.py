@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.key import Key
 from pipeline.contract.manifest import SCHEMA, Manifest, ManifestInvalid
@@ -102,6 +103,11 @@ def files_of(path: Path) -> tuple[str, ...]:
         if (Path(folder) / name).is_symlink()
     ]
     return tuple(sorted(found + links))
+
+
+def sums(path: Path) -> dict[str, str]:
+    """The sha256 of each file of a key's directory, without the manifest, whose times differ from tune to tune."""
+    return {name: sha256_file(path / name) for name in files_of(path) if name != MANIFEST_FILE and _plain(path / name)}
 
 
 def _irregular(root: Path, path: Path, wrong: list[Finding], depth: int) -> None:

@@ -19,7 +19,7 @@ from .difference import Side, difference
 from .finding import Finding, lines, shown
 from .read import METADATA, RECORDS, CacheFile, spelled
 from .store import check_root
-from .tree import Stored
+from .tree import Stored, sums
 
 
 class MergeConflict(CacheRefused):
@@ -67,10 +67,10 @@ def merge_roots(roots: Sequence[tuple[str, Path]], out: Path) -> tuple[str, ...]
 
 def _conflict(known: tuple[str, Stored], new: tuple[str, Stored]) -> list[str]:
     (name_a, a), (name_b, b) = known, new
-    if a is b or a.file is None or b.file is None or a.cache_path.read_bytes() == b.cache_path.read_bytes():
+    if a is b or a.file is None or b.file is None or sums(a.path) == sums(b.path):
         return []
     found = difference(Side.of(name_a, a.file, a.manifest), Side.of(name_b, b.file, b.manifest))
-    if found.same:  # the same answers spelled otherwise: the first one's file is kept
+    if found.same:  # the same answers spelled otherwise: the first one's files are kept
         return []
     return [f"key {a.key} in {name_a} and {name_b}: {line}" for line in found.lines()[2:]]
 

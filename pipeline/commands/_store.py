@@ -104,7 +104,8 @@ def used_manifests() -> set[str]:
         raise EngineError("no Docker Engine answers, so that nothing can be called unused", hint="pipeline engine up")
     with contextlib.closing(connect(engine)) as client:
         images = client.images.list(filters={"label": _LABEL})
-        return {str(image.labels[_LABEL]) for image in images if _LABEL in image.labels}
+        named = [str(image.labels.get(_LABEL, "")) for image in images]
+        return {one for label in named for one in label.split(",") if one}  # an image may hold several
 
 
 def select(

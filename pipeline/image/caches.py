@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pipeline.cache.difference import Side, difference
 from pipeline.cache.store import check_root
-from pipeline.cache.tree import Stored
+from pipeline.cache.tree import Stored, sums
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import CacheRefused, UsageError
 from pipeline.contract.key import Key
 from pipeline.contract.manifest import Manifest
-from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
+from pipeline.contract.places import MANIFEST_FILE
 
 _SHOWN = 20
 
@@ -71,12 +71,13 @@ def collect(roots: Sequence[Path]) -> tuple[Baked, ...]:
 
 def _clash(one: Stored, two: Stored) -> list[str]:
     """The same key twice is fine when the contents are the same, else each differing entry is a finding."""
-    if sha256_file(one.path / CACHE_FILE) == sha256_file(two.path / CACHE_FILE):
+    if sums(one.path) == sums(two.path):
         return []
     if one.file is None or two.file is None:  # unreadable ones have findings of their own
         return []
     told = difference(Side.of(str(one.path), one.file, one.manifest), Side.of(str(two.path), two.file, two.manifest))
+    names = [name for name, sha in sums(one.path).items() if sums(two.path).get(name) != sha]
     return [
-        f"{one.key} is in two roots with different contents",
+        f"{one.key} is in two roots with different contents ({', '.join(names)})",
         *(f"    {row.line()}" for row in told.differ[:_SHOWN]),
     ]

@@ -50,7 +50,7 @@ def prepare(environment: dict[str, str], command: list[str]) -> Found | None:
     try:
         found = check(environment)
         base, remark = workspace(environment)
-        if found.chosen is not None and found.chosen.options:
+        if found.chosen is not None and "layout" in found.chosen.options:
             from pipeline.start.offer import offer
 
             missed, said = offer(found.chosen, environment, command)

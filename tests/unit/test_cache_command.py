@@ -8,6 +8,7 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import cache_samples as samples
 import pytest
@@ -286,6 +287,14 @@ def test_pruning_what_no_image_was_baked_from(capsys, home, monkeypatch):
     monkeypatch.setattr(_store, "used_manifests", lambda: {used})
     run(capsys, "prune", "--unused")
     assert left(home) == ["b"]
+
+
+def test_an_image_of_several_keys_uses_all_of_them(monkeypatch):
+    image = SimpleNamespace(labels={"io.github.tuned-image-pipeline.manifest": "aa,bb"})
+    client = SimpleNamespace(images=SimpleNamespace(list=lambda filters: [image]), close=lambda: None)
+    monkeypatch.setattr("pipeline.engine.find", object)
+    monkeypatch.setattr("pipeline.engine.connect", lambda engine: client)
+    assert _store.used_manifests() == {"aa", "bb"}
 
 
 def test_pruning_needs_a_reason_and_an_engine_for_unused(capsys, home, monkeypatch):

@@ -22,8 +22,7 @@ from pipeline.cache.enginefiles import group_of, layout_described
 from pipeline.cache.layouts import layout_of
 from pipeline.cache.layouts.collected import Collected, collect
 from pipeline.cache.layouts.group import Group
-from pipeline.cache.tree import Stored, files_of, read_key
-from pipeline.contract.digest import sha256_file
+from pipeline.cache.tree import read_key, sums
 from pipeline.contract.errors import CacheRefused, PipelineError
 from pipeline.contract.exits import Exit
 from pipeline.contract.key import Key
@@ -53,7 +52,7 @@ def again(root: Path, key: str, *, max_wait: float) -> dict[str, Any]:
     baked = group_of(stored, manifest) if manifest is not None else None
     if manifest is None or manifest.plan.engine is None or baked is None:
         raise NoEngineKey(f"{key} was not made by an engine", hint="`python -m pipeline.tune.replay` replays others")
-    before = _sums(stored)
+    before = sums(stored.path)
     told: dict[str, Any] = {"misses": [], "wrong": [], "record_differences": _record_differences(manifest)}
     was = collect(baked, len(manifest.ranks))
     offered = os.environ.get(str(layout_described(manifest).get("variable")), "")
@@ -64,7 +63,7 @@ def again(root: Path, key: str, *, max_wait: float) -> dict[str, Any]:
         with temporary() as work, ready(manifest.plan.engine, {}, work / "engine.log", max_wait) as seconds:
             log.note(f"{manifest.plan.engine.name} was ready after {seconds:.1f} s")
         told["misses"] += _misses(manifest, baked, Path(offered), was)
-    if _sums(stored) != before:
+    if sums(stored.path) != before:
         told["wrong"].append("the baked files were changed by the engine")
     calls = len(was.entries)
     return {"calls": calls, "hits": max(0, calls - len(told["misses"])), **told}
@@ -96,10 +95,6 @@ def _record_differences(manifest: Manifest) -> list[dict[str, Any]]:
     done = run.run([sys.executable, "-m", "pipeline.tune.record"], capture=True, timeout=300.0)
     here = Record.from_json(json.loads(done.stdout.strip().splitlines()[-1])["record"])
     return differences(manifest.record, here)
-
-
-def _sums(stored: Stored) -> dict[str, str]:
-    return {name: sha256_file(stored.path / name) for name in files_of(stored.path)}
 
 
 def main(words: list[str] | None = None) -> int:
