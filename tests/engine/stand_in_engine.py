@@ -33,6 +33,8 @@ def write(path, value):
 
 
 def metadata():
+    if os.environ.get("STAND_IN_RECORD"):
+        return json.loads(Path(os.environ["STAND_IN_RECORD"]).read_text())
     from flashinfer.autotuner.autotuner import _collect_metadata
 
     return dict(_collect_metadata())
@@ -91,7 +93,12 @@ def vllm_033(words, config, record):
     for rank, path in enumerate(paths):
         if words.stand_in == "disagree" and rank:
             made = {key: ["StandInRunner", [rank, 0]] for key in made}
-        write(path, {"_metadata": record, **made})
+        if words.stand_in == "other-record":
+            record = {**record, "cuda_version": "99.9"}
+        if words.stand_in == "two-caches":
+            write(root / sha("draft") / path.name, {"_metadata": record, **made})
+        if words.stand_in != "one-rank" or not rank:
+            write(path, {"_metadata": record, **made})
     return len(made), tuned
 
 

@@ -102,13 +102,12 @@ def manifest_of(client: Any, name: str, key: str) -> dict[str, Any]:
         container.remove(force=True)
 
 
-@pytest.mark.parametrize("ranks", [2, 1])
 def test_vllm_tunes_in_its_own_start_and_finds_it_at_the_next(
-    base: tuple[str, str], ranks: int, model: Path, pipeline: Any, client: Any
+    base: tuple[str, str], model: Path, pipeline: Any, client: Any
 ) -> None:
+    """0.28 on two ranks that share a file, 0.33 on one with FlashInfer's managed store."""
     where, version = base
-    if ranks == 1 and version == "0.28.0":
-        pytest.skip("one file for all ranks: the same as for two")
+    ranks = 2 if version == "0.28.0" else 1
     name = f"tuned-test/engine:vllm{version.replace('.', '')}-{ranks}"
     words = ["--max-model-len", "4096", "--tensor-parallel-size", str(ranks)]
     done = image(
@@ -125,8 +124,7 @@ def test_vllm_tunes_in_its_own_start_and_finds_it_at_the_next(
         assert (layout["version"], layout["variable"]) == (version, "VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR")
         if version == "0.28.0":
             assert layout["variables"] == {"VLLM_USE_DEEP_GEMM": "0"}
-        one = {"0.28.0": "autotune_configs.json", "0.33.0": "autotune_configs_dp0_rank0.json"}[version]
-        one = one if ranks > 1 else "manifest.json"
+        one = {"0.28.0": "autotune_configs.json", "0.33.0": "manifest.json"}[version]
         assert f"engine/{layout['directory']}/{one}" in manifest["files"]
         assert "weights.safetensors" not in json.dumps(manifest)
 
@@ -179,32 +177,16 @@ def test_sglang_tunes_in_its_own_start(base: tuple[str, str], model: Path, pipel
         client.images.remove(name, force=True)
 
 
-@pytest.mark.parametrize(
-    ("version", "more", "status", "said"),
-    [
-        ("0.33.0", "--stand-in disagree", 7, ["faults: autotune_configs_dp0_rank0.json and", "stand_in_gemm"]),
-        ("0.33.0", "--stand-in die", 6, ["ended with exit code 1 before it was ready", "out of memory, as if"]),
-        ("0.33.0", "--stand-in tunes-nothing", 6, ["was ready and left no tuned tactics", "--moe-backend"]),
-        ("0.33.0", "--stand-in hang", 6, ["was not ready within 15 s", "stand-in: starting", "--tune-max-wait"]),
-    ],
-)
-def test_a_start_that_leaves_nothing_to_bake(
-    base: tuple[str, str],
-    model: Path,
-    pipeline: Any,
-    client: Any,
-    version: str,
-    more: str,
-    status: int,
-    said: list[str],
+def test_ranks_that_disagree_are_refused_and_no_image_is_made(
+    base: tuple[str, str], model: Path, pipeline: Any, client: Any
 ) -> None:
-    where, found = base
-    if found != version:
-        pytest.skip("tried with the other version")
-    words = f"'{MODEL}' --tensor-parallel-size 2 {more}"
-    bound = ("--tune-max-wait", "15") if "hang" in more else ()
-    done = image(pipeline, where, model, "tuned-test/engine:no", "--engine", "vllm", "--engine-args", words, *bound)
-    assert done.status == status, done.stderr
-    assert all(one in done.stderr for one in said), done.stderr
-    assert "Traceback" not in done.stderr and done.seconds < (100 if "hang" in more else 60)
+    """The other ways to fail are tried outside containers, in tests/tune."""
+    where, version = base
+    if version != "0.33.0":
+        pytest.skip("the older version has one file for all ranks")
+    words = f"'{MODEL}' --tensor-parallel-size 2 --stand-in disagree"
+    done = image(pipeline, where, model, "tuned-test/engine:no", "--engine", "vllm", "--engine-args", words)
+    assert done.status == 7, done.stderr
+    assert "autotune_configs_dp0_rank0.json and" in done.stderr and "stand_in_gemm" in done.stderr
+    assert "nothing was baked" in done.stderr and "Traceback" not in done.stderr
     assert not [tag for one in client.images.list() for tag in one.tags if tag.startswith("tuned-test/engine:no")]
