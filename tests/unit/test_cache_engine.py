@@ -10,16 +10,20 @@ from pathlib import Path
 
 import cache_samples as samples
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pipeline.cache.enginegroups import engine_groups, explain_group
 from pipeline.cache.environment import Environment
 from pipeline.cache.explain import explain_tree
+from pipeline.cache.pick import keys_below, read_baked
 from pipeline.cache.store import check_root
 from pipeline.cache.tree import walk
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 from pipeline.contract.plan import Plan, PlanInvalid
 from pipeline.image.caches import CachesRefused, collect
 from pipeline.planning.engines import EngineArgumentsWrong, engine_start
+from pipeline.start.offer import offer
 
 H200 = "NVIDIA H200"
 
@@ -209,3 +213,48 @@ def test_a_start_for_tuning_changes_only_where_it_listens_and_how_weights_are_lo
     assert made[7:] == ["--host", "127.0.0.1", "--port", "5", "--load-format", "dummy", "--skip-tokenizer-init"]
     made = command(replace(samples.RUN, name="sglang", arguments=("--model-path", "/m")), 5)
     assert made[1:5] == ["-m", "sglang.launch_server", "--model-path", "/m"]
+
+
+ANY = st.recursive(
+    st.none() | st.integers() | st.text(max_size=4) | st.sampled_from(["..", "/etc", "vllm", "sglang", "v2/x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(value=ANY, data=st.data())
+def test_any_value_anywhere_in_an_engine_s_key_is_answered(tmp_path_factory, value, data):
+    """Explained, judged, and offered at start: a finding or a miss, never a traceback, nothing outside the copy."""
+    root = tmp_path_factory.mktemp("fuzz")
+    path = samples.write_engine(root / "root", ranks=data.draw(st.booleans())) / MANIFEST_FILE
+    manifest = json.loads(path.read_text())
+    inner = data.draw(
+        st.sampled_from([manifest, manifest["plan"]["engine"], manifest["options"]["layout"], manifest["files"]])
+    )
+    inner[data.draw(st.sampled_from(sorted(inner)))] = value
+    if data.draw(st.booleans()):
+        manifest["plan"].pop("digest", None)
+    path.write_text(json.dumps(manifest))
+    found = explain_tree(walk(root / "root"), Environment(samples.H200), baked=True)
+    assert found.verdict in ("ok", "refused") and isinstance(check_root(root / "root")[1], tuple)
+    (key,) = keys_below(str(root / "root"))
+    baked = read_baked(str(root / "root"), key)
+    environment = {"TMPDIR": str(root / "tmp")}
+    (root / "tmp").mkdir()
+    if not baked.broken:
+        said = offer(baked, environment, ["vllm", "serve", "/models/x"])
+        assert all(isinstance(one, str) for one in said)
+    assert sorted(p.name for p in root.iterdir()) == ["root", "tmp"]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_damage_to_an_engine_s_files_is_found(tmp_path_factory, data):
+    root = tmp_path_factory.mktemp("fuzz")
+    path = samples.write_engine(root, ranks=True) / data.draw(st.sampled_from([CACHE_FILE, MANIFEST_FILE, RANK1]))
+    whole = path.read_bytes()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    path.write_bytes(whole[:at] + data.draw(st.binary(max_size=6)) + whole[at + data.draw(st.integers(0, 60)) :])
+    found = explain_tree(walk(root), Environment(samples.H200), baked=True)
+    assert found.verdict == "refused" or path.read_bytes() == whole or path.name == MANIFEST_FILE
