@@ -11,6 +11,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "image": ("image", "build a tuned image of a model, end to end"),
     "plan": ("plan", "say what would be tuned for a model"),
     "tune": ("tune", "fill the host's store with a tuned cache, without building the image"),
+    "retune": ("retune", "tune a tuned image again, and replace only its cache layer"),
+    "graft": ("graft", "add a tuned cache to an image without building it"),
     "verify": ("verify", "check a finished image: nothing is tuned again"),
     "release": ("release", "push verified images of a matrix to a registry, with what proves them"),
     "explain": ("explain", "say whether a cache would be used here, and if not, why"),

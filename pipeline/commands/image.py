@@ -6,17 +6,14 @@ import argparse
 import json
 import sys
 
-from pipeline.image.arguments import add_tuning_arguments, request_from, seconds
+from pipeline.image.arguments import add_result_arguments, add_tuning_arguments, request_from
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `image`."""
     add_tuning_arguments(parser)
-    parser.add_argument("--image", default="", metavar="NAME", help="name of the image (default: from model, GPU, key)")
-    parser.add_argument(
-        "--startup-max-wait", type=seconds, default=1200, metavar="S", help="bound of start and replay at verify"
-    )
-    parser.add_argument("--json", action="store_true", help="the outcome as JSON on stdout")
+    add_result_arguments(parser, "from model, GPU, key")
+    parser.add_argument("--print-plan", action="store_true", help="print the commands and run none of them")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -24,7 +21,13 @@ def execute(arguments: argparse.Namespace) -> int:
     from pipeline.image.flow import build_image
     from pipeline.image.report import show
 
-    outcome = build_image(request_from(arguments))
+    request = request_from(arguments)
+    if arguments.print_plan:
+        from pipeline.image.printplan import print_plan
+
+        print("\n".join(print_plan(request)))
+        return 0
+    outcome = build_image(request)
     if arguments.json:
         json.dump(outcome.to_json(), sys.stdout, indent=2)
         sys.stdout.write("\n")

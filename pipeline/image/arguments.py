@@ -51,17 +51,23 @@ def add_tuning_options(parser: argparse.ArgumentParser) -> None:
         "--accept-base-versions", action="store_true", help="record a base's own versions, do not compare"
     )
     group.add_argument("--retune", action="store_true", help="tune again although the store has this very cache")
+    group.add_argument("--cache", type=_roots, default=(), metavar="DIR,…", help="bake these caches instead of tuning")
+    group.add_argument("--no-bake-jit", action="store_true", help="leave compiled modules out of the image")
+    group.add_argument("--engine", default="", metavar="vllm|sglang", help="let this engine tune in its own start")
+    group.add_argument("--engine-args", default="", metavar="WORDS", help="the words after its serve command")
+    group.add_argument("--engine-env", default="", metavar="N=V …", help="variables that are set for it at run time")
+    add_rank_arguments(group)
+    add_store(group)
+
+
+def add_rank_arguments(group: argparse._ArgumentGroup) -> None:
+    """Add where the ranks run, on which GPUs, how they tune, and what bounds them."""
     group.add_argument("--previous", type=Path, metavar="DIR", help="let the ranks start from this cache root")
     group.add_argument(
         "--tune-in", default="", choices=("", "stage", "container", "import"), help="where the ranks run"
     )
-    group.add_argument("--cache", type=_roots, default=(), metavar="DIR,…", help="bake these caches instead of tuning")
-    group.add_argument("--no-bake-jit", action="store_true", help="leave compiled modules out of the image")
-    group.add_argument("--gpus", default="", metavar="CDI", help="a CDI device, such as nvidia.com/gpu=all")
+    add_gpus(group)
     group.add_argument("--require-idle", action="store_true", help="refuse GPUs that other processes use")
-    group.add_argument("--engine", default="", metavar="vllm|sglang", help="let this engine tune in its own start")
-    group.add_argument("--engine-args", default="", metavar="WORDS", help="the words after its serve command")
-    group.add_argument("--engine-env", default="", metavar="N=V …", help="variables that are set for it at run time")
     group.add_argument("--timeout", type=seconds, default=300, metavar="S", help="bound of a collective between ranks")
     group.add_argument("--tune-max-wait", type=seconds, default=7200, metavar="S", help="bound of the whole tuning")
     group.add_argument(
@@ -71,22 +77,82 @@ def add_tuning_options(parser: argparse.ArgumentParser) -> None:
         help="how the ranks share the work",
     )
     group.add_argument("--judge", default="", choices=("", "on", "off"), help="judge each choice against the default")
+
+
+def add_gpus(group: argparse._ActionsContainer) -> None:
+    """Add which GPUs of the engine are used."""
+    group.add_argument(
+        "--gpus", default="", metavar="LIST", help="GPUs by number or CDI name: 0,1 or nvidia.com/gpu=all"
+    )
+
+
+def add_store(group: argparse._ActionsContainer) -> None:
+    """Add the image store of an engine that has to be started."""
     group.add_argument("--store", choices=("", "classic", "containerd"), default="", help="of an engine we start")
 
 
+def add_result_arguments(parser: argparse._ActionsContainer, image: str) -> None:
+    """Add the name of the image that is made (`image` says the default), the bound of its verify, and `--json`."""
+    parser.add_argument("--image", default="", metavar="NAME", help=f"name of the image (default: {image})")
+    parser.add_argument(
+        "--startup-max-wait", type=seconds, default=1200, metavar="S", help="bound of start and replay at verify"
+    )
+    parser.add_argument("--json", action="store_true", help="the outcome as JSON on stdout")
+
+
+def retune_request(arguments: argparse.Namespace) -> Request:
+    """The request of an image that exists: its plan and base come from the image, see `retune`."""
+    check_image_name(arguments.image)
+    if getattr(arguments, "tune_in", "") == "import":
+        raise ChoicesClash("TUNE_IN=import bakes what was tuned elsewhere", hint="`pipeline graft IMAGE CACHE` adds it")
+
+    def none(_target: Target | None, _version: str) -> Plan:
+        raise AssertionError("the plan comes from the image")
+
+    given = vars(arguments)
+    return Request(
+        root=ROOT,
+        plan=none,
+        image=arguments.image,
+        retune=True,
+        previous=check_previous(given.get("previous")),
+        tune_in=given.get("tune_in", ""),
+        tune_options=_words(arguments) if "timeout" in given else (),
+        gpus=arguments.gpus,
+        require_idle=given.get("require_idle", False),
+        max_wait=float(arguments.startup_max_wait),
+        max_tune=float(given.get("tune_max_wait", 7200)),
+        store=arguments.store,
+    )
+
+
 def _tune_options(arguments: argparse.Namespace) -> tuple[str, ...]:
-    words = ["--timeout", str(arguments.timeout)]
     if arguments.engine.strip():
         if arguments.strategy or arguments.judge or arguments.previous is not None:
             raise ChoicesClash(
                 "an engine tunes in its own way: STRATEGY, JUDGE and PREVIOUS do not reach it", hint="leave them out"
             )
-        return (*words, "--engine-max-wait", str(arguments.tune_max_wait))
+        return ("--timeout", str(arguments.timeout), "--engine-max-wait", str(arguments.tune_max_wait))
+    return _words(arguments)
+
+
+def _words(arguments: argparse.Namespace) -> tuple[str, ...]:
+    words = ["--timeout", str(arguments.timeout)]
     for name in ("strategy", "judge"):
         value = getattr(arguments, name)
         if value:
             words += [f"--{name}", value]
     return tuple(words)
+
+
+def _plan_for_caches(arguments: argparse.Namespace) -> None:
+    """Caches to bake say by their paths what they were tuned on, where the user does not: no GPU need be here."""
+    if not arguments.cache or arguments.device.strip() or arguments.arch.strip():
+        return
+    arches = {p.parent.name for root in arguments.cache for p in root.glob("*/*/*") if p.is_dir()}
+    gpus = sorted(arch for arch in arches if not arch.startswith("cpu-"))
+    arguments.device = "cuda" if gpus else "cpu" if arches else ""
+    arguments.arch = gpus[0] if gpus else ""
 
 
 def request_from(arguments: argparse.Namespace) -> Request:
@@ -102,6 +168,7 @@ def request_from(arguments: argparse.Namespace) -> Request:
     previous = check_previous(arguments.previous)
     if arguments.cache:
         collect(arguments.cache)  # what must not be baked is said before an engine is looked for
+    _plan_for_caches(arguments)
 
     start = engine_start(arguments.engine, arguments.engine_args, arguments.engine_env, arguments.model)
     if start is not None and arguments.cache:

@@ -55,6 +55,17 @@ class Sandbox:
             chosen |= {"read_only": True, "tmpfs": {"/tmp": "rw,mode=1777"}}  # noqa: S108 - inside the container
         return chosen
 
+    def words(self) -> list[str]:
+        """The docker CLI's words for the same."""
+        words = ["--network", "none", "--shm-size", str(self.shm_size), "--entrypoint", "", *self.gpus.words()]
+        for name, value in sorted(self.environment.items()):
+            words += ["--env", f"{name}={value}"]
+        if self.user:
+            words += ["--user", self.user]
+        if self.read_only:
+            words += ["--read-only", "--tmpfs", "/tmp:rw,mode=1777"]  # noqa: S108 - inside the container
+        return words
+
 
 @dataclass(frozen=True)
 class Ended:

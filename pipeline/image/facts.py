@@ -150,7 +150,7 @@ def probe(client: DockerClient, image: str, offer: Gpus) -> tuple[BaseFacts, Gpu
             hint="torch and FlashInfer publish glibc (manylinux) wheels only; choose a Debian or Ubuntu base",
         )
     major, minor = (int(part) for part in version.split(".")[:2])
-    complete = all(told["packages"].values())
+    complete = all(told["packages"][name] for name in ("torch", "flashinfer-python"))
     if not complete and not told.get("venv", True):
         raise BaseWithoutPython(
             f"python3 of base image {image} has no venv module", hint="install python3-venv in BASE_IMAGE"

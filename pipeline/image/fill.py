@@ -139,10 +139,13 @@ class ContainerFiller:
     gpus: Gpus
     max_wait: float
 
+    def sandbox(self) -> Sandbox:
+        """How the container is shut in."""
+        return Sandbox(user="0:0", environment={"FLASHINFER_WORKSPACE_BASE": WORKSPACE}, gpus=self.gpus, shm_size=SHM)
+
     def fill(self, place: Path) -> None:
         """Run it, stream what the ranks say, copy the directory out; the container is removed whatever happens."""
-        sandbox = Sandbox(user="0:0", environment={"FLASHINFER_WORKSPACE_BASE": WORKSPACE}, gpus=self.gpus)
-        with created(self.client, self.tuner, command(self.options), sandbox) as container:
+        with created(self.client, self.tuner, command(self.options), self.sandbox()) as container:
             container.put_archive("/", _folder(self.previous, _PREVIOUS.lstrip("/")))
             finish(container, "tuning", max_wait=self.max_wait, on_line=progress)
             chunks, _ = container.get_archive(_OUT)

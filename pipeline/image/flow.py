@@ -56,7 +56,7 @@ def _known_tuner(home: Path, digest: str) -> str:
     return ""
 
 
-def _tuned(request: Request, prepared: Prepared, clock: Clock, logfile: Path, *, trust_memory: bool) -> store.Tuned:
+def tuned_root(request: Request, prepared: Prepared, clock: Clock, logfile: Path, *, trust_memory: bool) -> store.Tuned:
     """The tuned root for this request: from the store, or by tuning now."""
     tuner = _known_tuner(prepared.home, prepared.digest) if trust_memory and not request.retune else ""
     found = _stored(request, prepared, tuner) if tuner else None
@@ -122,7 +122,7 @@ def _keys(request: Request, prepared: Prepared, clock: Clock, logfile: Path, *, 
     if request.caches:
         with log.step("judge the imported caches"):
             return _Keys(collect(request.caches), 0.0, reused=True)
-    tuned = _tuned(request, prepared, clock, logfile, trust_memory=trust_memory)
+    tuned = tuned_root(request, prepared, clock, logfile, trust_memory=trust_memory)
     return _Keys(collect([tuned.root]), tuned.seconds, tuned.reused)
 
 
@@ -177,7 +177,7 @@ def fill_store(request: Request) -> store.Tuned:
     engine = ensure(store=request.store or None)
     with connected(engine) as client:
         prepared = _with_modules(request, prepare(request, engine, client, logfile), Clock())
-        return _tuned(request, prepared, Clock(), logfile, trust_memory=True)
+        return tuned_root(request, prepared, Clock(), logfile, trust_memory=True)
 
 
 @dataclass(frozen=True)
@@ -209,14 +209,14 @@ def finish(request: Request, prepared: Prepared, clock: Clock, logfile: Path) ->
     try:
         verdict = _judge(request, prepared, built, clock)
     except BaseException:
-        _discard(prepared.client, built)
+        discard(prepared.client, built.image_id)
         raise
     return Finished(prepared, baked.keys, built, verdict, baked.seconds, baked.reused)
 
 
 def give_name(done: Finished, wanted: str = "") -> str:
     """Name the image in the engine, by default after model, GPU and key; without a replay it ends in `-unverified`."""
-    repository, tag = _split(wanted or _name(done.manifests))
+    repository, tag = split(wanted or usual_name(done.manifests))
     if done.verdict.level != "replay":
         tag += "-unverified"
     done.prepared.client.images.get(done.built.image_id).tag(repository, tag)
@@ -253,13 +253,13 @@ def build_image(request: Request) -> Outcome:
         )
 
 
-def _discard(client: DockerClient, built: Built) -> None:
+def discard(client: DockerClient, image_id: str) -> None:
     """Remove an image that nobody named, quietly: it failed, or its making was interrupted."""
     from docker.errors import DockerException
 
     with contextlib.suppress(DockerException, OSError):
-        if not client.images.get(built.image_id).tags:
-            client.images.remove(built.image_id)
+        if not client.images.get(image_id).tags:
+            client.images.remove(image_id)
 
 
 def _bake(prepared: Prepared, keys: Sequence[Baked], clock: Clock) -> Built:
@@ -267,11 +267,13 @@ def _bake(prepared: Prepared, keys: Sequence[Baked], clock: Clock) -> Built:
         return bake(prepared, keys)
 
 
-def _name(manifests: tuple[Manifest, ...]) -> str:
+def usual_name(manifests: tuple[Manifest, ...]) -> str:
+    """The name of an image with these keys, where the user gave none."""
     plan = manifests[0].plan
     return default_name(plan.model, plan.layout.tp, gpu_of(manifests), plan.flashinfer_version, key_of(manifests))
 
 
-def _split(name: str) -> tuple[str, str]:
+def split(name: str) -> tuple[str, str]:
+    """Repository and tag of an image name; `latest` where it has no tag."""
     repository, colon, tag = name.rpartition(":")
     return (repository, tag) if colon and "/" not in tag else (name, "latest")

@@ -61,19 +61,27 @@ def digest(base: str, plan: Plan, code: Mapping[str, str]) -> str:
     return sha256_json([base, plan.arch, [list(map(str, op)) for op in ops], naming])
 
 
+def command() -> list[str]:
+    """What compiles, in a container of an image with the runtime and plan.json."""
+    return ["python3", "-m", "pipeline.tune.modules", f"{TUNING_ROOT}/{PLAN_FILE}", _OUT]
+
+
+def sandbox(plan: Plan, gpus: Gpus) -> Sandbox:
+    """How that container is shut in; where there is no GPU the plan names the architecture."""
+    environment = {"FLASHINFER_WORKSPACE_BASE": WORKSPACE, "FLASHINFER_CUDA_ARCH_LIST": arch_list(plan.arch)}
+    return Sandbox(user="0:0", environment=environment, gpus=gpus)
+
+
 def fill(client: DockerClient, image: str, plan: Plan, gpus: Gpus, place: Path, *, max_wait: float) -> Modules:
     """Compile in a container of `image` (runtime and plan.json), or find what was compiled before."""
     known = take(place)
     if known is not None:
         return known
-    command = ["python3", "-m", "pipeline.tune.modules", f"{TUNING_ROOT}/{PLAN_FILE}", _OUT]
-    environment = {"FLASHINFER_WORKSPACE_BASE": WORKSPACE, "FLASHINFER_CUDA_ARCH_LIST": arch_list(plan.arch)}
     place.parent.mkdir(parents=True, exist_ok=True)
-    sandbox = Sandbox(user="0:0", environment=environment, gpus=gpus)
     with (
         log.step("compile the modules that the plan loads"),
         tempfile.TemporaryDirectory(dir=place.parent, prefix=".compiling-") as temporary,
-        created(client, image, command, sandbox) as container,
+        created(client, image, command(), sandbox(plan, gpus)) as container,
     ):
         status = finish(container, "compiling", max_wait=max_wait, on_line=progress)
         if status != 0:

@@ -81,7 +81,7 @@ def _probed(
     """Facts of a base, remembered by its id; with GPUs each run asks once, since those change."""
     if probes is not None and (base.image_id, offer) in probes:
         return probes[base.image_id, offer]
-    place = home / "base" / f"{base.image_id.replace(':', '-')}-3.json"
+    place = home / "base" / f"{base.image_id.replace(':', '-')}-4.json"
     if offer.access == "none" and place.is_file():
         told = json.loads(place.read_text(encoding="utf-8"))
         return BaseFacts(**{**told, "glibc": tuple(told["glibc"])}), offer

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
+from typing import TYPE_CHECKING
 
 from pipeline.contract.manifest import Manifest
 
 from .outcome import Outcome
 from .wrap import COMMAND
+
+if TYPE_CHECKING:
+    from .retune import Changed
 
 
 def _size(count: int) -> str:
@@ -47,6 +52,17 @@ def _trial(image: str, manifest: Manifest) -> list[str]:
     serve = ["vllm", "serve"] if engine.name == "vllm" else ["python3", "-m", "sglang.launch_server"]
     gpus = ["--gpus", "all"] if manifest.record.host.gpus else []
     return [*gpus, "-v", f"<model>:{engine.model}", "--entrypoint", COMMAND, image, *serve, *engine.arguments]
+
+
+def show_changed(changed: Changed, *, as_json: bool) -> None:
+    """What became of an image whose caches changed: JSON on stdout where asked for, a table on stderr."""
+    if as_json:
+        json.dump(changed.to_json(), sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    table = [("image", changed.image), *(("key", key) for key in changed.keys)]
+    table += [("verified", changed.verdict.level), ("kept layers", str(len(changed.kept)))]
+    for label, value in table:
+        sys.stderr.write(f"{label:<14} {value}\n")
 
 
 def show(outcome: Outcome) -> None:

@@ -60,8 +60,8 @@ class _Stream(io.RawIOBase):
         return count
 
 
-def read_saved(client: DockerClient, image: str, *, count: int = 1) -> SavedImage:
-    """Stream the export of `image` and list its last `count` layers, the topmost first; raise `ExportUnreadable`."""
+def small_files(client: DockerClient, image: str) -> dict[str, bytes]:
+    """Stream the export of `image` and keep the files in it that are small: names, manifests, config, cache layers."""
     small: dict[str, bytes] = {}
     chunks = client.images.get(image).save(chunk_size=1024 * 1024)
     with tarfile.open(fileobj=io.BufferedReader(_Stream(chunks), 1024 * 1024), mode="r|") as tar:
@@ -69,6 +69,12 @@ def read_saved(client: DockerClient, image: str, *, count: int = 1) -> SavedImag
             if member.isfile() and member.size <= SMALL:
                 stream = tar.extractfile(member)
                 small[member.name] = stream.read() if stream is not None else b""
+    return small
+
+
+def read_saved(client: DockerClient, image: str, *, count: int = 1) -> SavedImage:
+    """Stream the export of `image` and list its last `count` layers, the topmost first; raise `ExportUnreadable`."""
+    small = small_files(client, image)
     try:
         listed = json.loads(small["manifest.json"])[0]
         config = small[listed["Config"]]
@@ -82,10 +88,15 @@ def read_saved(client: DockerClient, image: str, *, count: int = 1) -> SavedImag
     return SavedImage("sha256:" + sha256_bytes(config), diff_ids, names)
 
 
+def plain(blob: bytes) -> bytes:
+    """A layer as the tar that its diff id is of."""
+    return gzip.decompress(blob) if blob[:2] == b"\x1f\x8b" else blob
+
+
 def _layer_names(blob: bytes | None, diff_id: str) -> tuple[str, ...] | None:
     if blob is None:
         return None
-    data = gzip.decompress(blob) if blob[:2] == b"\x1f\x8b" else blob
+    data = plain(blob)
     if "sha256:" + sha256_bytes(data) != diff_id:
         raise ExportUnreadable(f"the last layer's content is not {diff_id[:19]}…, which the config names")
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:

@@ -111,8 +111,8 @@ def verify(client: DockerClient, image: str, how: How) -> Verdict:
     sheet = _Sheet()
     with tempfile.TemporaryDirectory(prefix="verify-") as temporary:
         with log.step("read the cache out of the image"):
-            keys = _read_keys(client, image, Path(temporary) / "root", sheet)
-        own = _own(client, image, keys)
+            keys = _keys(client, image, Path(temporary) / "root", sheet)
+        own = own_keys(client, image, keys)
         count = max(1, len(own))
         identity = identify(client, image, count=count, containerd_store=how.containerd_store, deep=how.deep)
         if own:
@@ -147,23 +147,28 @@ def device_name(manifest: Manifest) -> str:
     return ", ".join(dict.fromkeys(host.gpus)) if host.gpus else str(host.cpu.get("model", "unknown"))
 
 
-def _read_keys(client: DockerClient, image: str, root: Path, sheet: _Sheet) -> tuple[Stored, ...]:
+def _keys(client: DockerClient, image: str, root: Path, sheet: _Sheet) -> tuple[Stored, ...]:
+    found, findings = read_keys(client, image, root)
+    sheet.findings += findings
+    sheet.count("keys", len(found))
+    return found
+
+
+def read_keys(client: DockerClient, image: str, root: Path) -> tuple[tuple[Stored, ...], list[str]]:
+    """Copy the cache root out of an image to `root`; return its keys, and what is wrong with them."""
     from docker.errors import NotFound
 
     with created(client, image, ["true"], Sandbox()) as container:
         try:
             chunks, _ = container.get_archive(CACHE_ROOT)
         except NotFound:
-            sheet.findings.append(f"{CACHE_ROOT}: the image has no tuned cache")
-            return ()
+            return (), [f"{CACHE_ROOT}: the image has no tuned cache"]
         safe_extract(chunks, root, strip=1)
     tree, findings = check_root(root)
-    sheet.findings += [str(finding) for finding in findings]
-    sheet.count("keys", len(tree.keys))
-    return tree.keys
+    return tree.keys, [str(finding) for finding in findings]
 
 
-def _own(client: DockerClient, image: str, keys: tuple[Stored, ...]) -> tuple[Stored, ...]:
+def own_keys(client: DockerClient, image: str, keys: tuple[Stored, ...]) -> tuple[Stored, ...]:
     """The keys that were baked with this image, by its label; others came with its base and lie further down."""
     named = str(client.images.get(image).labels.get(KEY_LABEL, "")).split(",")
     own = tuple(stored for stored in keys if str(stored.key) in named)

@@ -1,0 +1,28 @@
+"""`pipeline graft IMAGE CACHE…`: add tuned caches to an image, a layer each, without building it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pipeline.image.arguments import add_gpus, add_result_arguments, add_store, retune_request
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `graft`."""
+    parser.add_argument("of", metavar="IMAGE", help="an image in the engine, with /opt/pipeline, torch and FlashInfer")
+    parser.add_argument("cache", metavar="CACHE", nargs="+", type=Path, help="roots above <flashinfer-version>/")
+    add_gpus(parser)
+    add_store(parser)
+    add_result_arguments(parser, "from model, GPU, key")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Judge the caches, add them, verify, name."""
+    from pipeline.image.report import show_changed
+    from pipeline.image.retune import graft
+    from pipeline.image.settings import check_reference
+
+    check_reference(arguments.of)
+    show_changed(graft(arguments.of, arguments.cache, retune_request(arguments)), as_json=arguments.json)
+    return 0

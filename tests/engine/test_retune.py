@@ -1,0 +1,111 @@
+"""Other caches for an image that exists: tuned again, or added; everything below and beside stays as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.engine
+
+NAME = "tuned-test/retune:one"
+
+
+@pytest.fixture(scope="module")
+def mine(client: Any, built: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The tuned image under a name of our own, which may move."""
+    client.images.get(built["image_id"]).tag("tuned-test/retune", "one")
+    yield built
+    for tag in ("one", "two", "grafted"):
+        if client.images.list(name=f"tuned-test/retune:{tag}"):
+            client.images.remove(f"tuned-test/retune:{tag}", force=True)
+
+
+def config(client: Any, image: str) -> dict[str, Any]:
+    return {name: client.images.get(image).attrs["Config"][name] for name in ("User", "Entrypoint", "Cmd", "Env")}
+
+
+def layers(client: Any, image: str) -> list[str]:
+    return list(client.images.get(image).attrs["RootFS"]["Layers"])
+
+
+def test_retune_replaces_the_cache_layer_alone(mine: dict[str, Any], pipeline: Any, client: Any) -> None:
+    before, was, labels = layers(client, NAME), config(client, NAME), dict(client.images.get(NAME).labels)
+    done = pipeline("retune", NAME, "--judge", "off", "--json")
+    assert done.status == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["verdict"]["level"] == "replay"
+    assert told["image"] == NAME
+    assert told["keys"] == [mine["key"]], "the same plan on the same processor has the same key"
+    after = layers(client, NAME)
+    assert after[:-1] == before[:-1] == told["kept_layers"]
+    assert after[-1] != before[-1], "the manifest of another tuning is another file"
+    assert config(client, NAME) == was
+    now = dict(client.images.get(NAME).labels)
+    assert {n for n in now if now[n] != labels.get(n)} == {"io.github.tuned-image-pipeline.manifest"}
+    assert client.images.get(told["image_id"]).id == client.images.get(NAME).id
+    assert "tune on 2 ranks" in done.stderr
+
+
+def test_a_grafted_cache_is_one_more_layer(mine: dict[str, Any], pipeline: Any, client: Any) -> None:
+    small = ("--tp", "2", "--buckets", "1,4", "--ops", "qkv")
+    tuned = pipeline("tune", "tiny", *small, "--json")
+    assert tuned.status == 0, tuned.stderr
+    root, key = Path(tuned.json()["root"]), tuned.json()["key"]
+    before, was = layers(client, NAME), config(client, NAME)
+    done = pipeline("graft", NAME, str(root), "--image", "tuned-test/retune:grafted", "--json")
+    assert done.status == 0, done.stderr
+    told = done.json()
+    made = told["image"]
+    assert told["verdict"]["level"] == "replay"
+    assert layers(client, made)[:-1] == before
+    assert config(client, made) == was
+    assert told["keys"] == [mine["key"], key]
+    assert client.images.get(made).labels["io.github.tuned-image-pipeline.key"] == f"{mine['key']},{key}"
+    assert layers(client, NAME) == before, "the image that was grafted onto stays"
+    # The layer is the one that a bake of the same cache makes.
+    baked = pipeline("image", "tiny", *small, "--cache", str(root), "--image", "tuned-test/retune:two", "--json")
+    assert baked.status == 0, baked.stderr
+    assert layers(client, made)[-1] == baked.json()["cache_diff_id"]
+    again = pipeline("graft", made, str(root))
+    assert again.status == 2
+    assert "holds" in again.stderr
+    assert "pipeline retune" in again.stderr
+
+
+def test_what_cannot_be_changed_is_refused_by_name(
+    mine: dict[str, Any], pipeline: Any, client: Any, tmp_path: Path
+) -> None:
+    base = client.images.get(mine["image_id"]).labels["org.opencontainers.image.base.name"]
+    count = len(client.images.list(all=True))
+    cases: list[tuple[tuple[str, ...], int, str]] = [
+        (("retune", base), 2, "holds no tuned cache"),
+        (("retune", "tuned-test/none:1"), 2, "there is no image"),
+        (("retune", "Not A Name"), 2, "cannot name an image"),
+        (("retune", NAME, "--tune-in", "import"), 2, "pipeline graft"),
+        (("graft", base, str(tmp_path / "none")), 2, "is not a directory"),
+    ]
+    for words, status, said in cases:
+        done = pipeline(*words)
+        assert (done.status, "Traceback" in done.stderr) == (status, False), done.stderr
+        assert said in done.stderr, done.stderr
+    tuned = pipeline("tune", "tiny", "--tp", "2", "--buckets", "1,4", "--ops", "qkv", "--json")
+    root = Path(tuned.json()["root"])
+    done = pipeline("graft", base, str(root))
+    assert done.status == 2, done.stderr
+    assert "torch and FlashInfer" in done.stderr
+    cover = client.containers.create(NAME, ["touch", "/tmp/x"], entrypoint=[], user="0:0")
+    try:
+        cover.start()
+        cover.wait()
+        covered = cover.commit("tuned-test/retune", "two")
+    finally:
+        cover.remove(force=True)
+    done = pipeline("retune", "tuned-test/retune:two")
+    assert done.status == 7, done.stderr
+    assert "cannot be replaced" in done.stderr
+    client.images.remove(covered.id, force=True)
+    assert len(client.images.list(all=True)) <= count + 1
