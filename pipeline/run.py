@@ -107,7 +107,9 @@ def find_program(name: str, *, hint: str = "") -> str:
     """The path of a program; raise `ProgramMissing` with a hint when there is none."""
     found = shutil.which(name)
     if found is None:
-        raise ProgramMissing(f"{name} was not found on PATH", hint=hint or f"install {name}")
+        raise ProgramMissing(
+            f"{name} was not found on PATH", hint=hint or f"install {name}, or name its folder in PATH"
+        )
     return found
 
 

@@ -115,7 +115,9 @@ def _ask() -> Version:
     from pipeline.run import ProcessFailed, run
 
     if shutil.which("docker") is None:
-        raise BuildxMissing("the docker command is missing, which runs buildx", hint=hint)
+        raise BuildxMissing(
+            "the docker command is not on PATH; it runs buildx", hint=f"name its folder in PATH, or {hint}"
+        )
     try:
         found = parse_version(run(["docker", "buildx", "version"], capture=True, timeout=60).stdout)
     except ProcessFailed as error:

@@ -58,7 +58,8 @@ def _checked(engine: Engine, *, podman: bool) -> Engine:
     if podman:
         raise NotDocker(
             f"{engine.host} ({engine.source}) is Podman, not a Docker Engine",
-            hint="name a Docker Engine in DOCKER_HOST",
+            hint="name a Docker Engine in DOCKER_HOST: named build contexts, layers that come out the same and the "
+            "classic builder on GPUs are BuildKit's and Docker's own",
         )
     number = re.match(r"\d+", engine.version)
     if number is not None and int(number[0]) < OLDEST:

@@ -23,6 +23,8 @@ def ensure(store: str | None = None) -> Engine:
         f"engine: Docker {engine.version} at {engine.host} ({engine.source}), {engine.store} store, "
         f"buildx {'.'.join(str(n) for n in version)}"
     )
+    if engine.rootless:
+        log.note("this engine is rootless: its GPUs need `no-cgroups = true` in NVIDIA's container runtime, or CDI")
     return engine
 
 

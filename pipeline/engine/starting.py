@@ -65,7 +65,7 @@ def _install_missing(at: Places) -> None:
 def install_buildx(error: BuildxMissing) -> None:
     """Install buildx beside an engine that answers: as root on a known system, else raise `error` again."""
     system = osrelease.here()
-    if os.geteuid() != 0 or not packages.supported(system):
+    if os.geteuid() != 0 or not packages.supported(system) or packages.program("apt-get") is None:
         raise error
     at = places()
     with locked(at.lock):

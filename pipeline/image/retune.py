@@ -208,7 +208,7 @@ def _check_inside(client: DockerClient, image: str, keys: Sequence[Baked]) -> No
     inside = True
     with created(client, image, ["true"], Sandbox()) as container:
         try:
-            container.get_archive(f"{CODE_ROOT}/pipeline/start")
+            container.get_archive(CODE_ROOT)
         except NotFound:
             inside = False
     if not inside or not facts.complete:

@@ -62,9 +62,9 @@ def _number(text: str, option: str, problems: Problems, *, largest: int, smalles
     if not text:
         return None
     takes = f"{option} takes {smallest} to {largest}"
-    if not re.fullmatch(r"[+-]?[0-9]{1,12}", text, re.ASCII):
+    if not re.fullmatch(r"[+-]?[0-9]+", text, re.ASCII):
         problems.add(f"{option}={text} is not a whole number", takes)
-    elif smallest <= (number := int(text)) <= largest:
+    elif len(text) <= 12 and smallest <= (number := int(text)) <= largest:
         return number
     else:
         problems.add(f"{option}={text} is out of range", takes)

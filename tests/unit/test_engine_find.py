@@ -417,3 +417,13 @@ def test_certificates_come_from_the_context_or_the_environment(folder: Path, mon
     assert by_env is not None and by_env.tls == Tls("/c")
     home = contexts.named({"DOCKER_HOST": "tcp://box:2376", "DOCKER_TLS": "1", "HOME": "/home/me"})
     assert home is not None and home.tls == Tls("/home/me/.docker", verify=False)
+
+
+def test_a_rootless_engine_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from pipeline.engine import flow
+
+    found = engine(SecurityOptions=["name=rootless"])
+    monkeypatch.setattr(flow, "find", lambda: found)
+    monkeypatch.setattr(flow, "_buildx", lambda _engine: (0, 29, 0))
+    assert flow.ensure() is found
+    assert "rootless" in capsys.readouterr().err

@@ -376,7 +376,7 @@ def test_a_missing_or_old_buildx_says_how_to_get_it(docker: Docker, answer: str,
 
 def test_no_docker_command_at_all(docker: Docker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(errors.BuildxMissing, match="docker command is missing"):
+    with pytest.raises(errors.BuildxMissing, match="docker command is not on PATH"):
         buildx.version()
 
 

@@ -288,3 +288,53 @@ def test_libraries_that_differ_are_named_by_path() -> None:
         "7f2-7f3 r--p 0 08:01 6   /usr/lib/libcuda.so.1\n7f4-7f5 r--p 0 08:01 7   /usr/lib/libc.so.6\n"
     )
     assert mapped(maps) == {"libcublas.so.13": Path("/opt/venv/nvidia/cu13/lib/libcublas.so.13")}
+
+
+def test_caches_to_bake_say_what_they_were_tuned_on(tmp_path: Path) -> None:
+    from argparse import Namespace
+
+    from pipeline.image.arguments import _plan_for_caches
+
+    def told(*arches: str, device: str = "") -> tuple[str, str]:
+        root = tmp_path / "-".join(arches)
+        for arch in arches:
+            (root / "0.6.16" / arch / ("a" * 64)).mkdir(parents=True, exist_ok=True)
+        asked = Namespace(cache=(root,), device=device, arch="")
+        _plan_for_caches(asked)
+        return asked.device, asked.arch
+
+    assert told("90a") == ("cuda", "90a")
+    assert told("cpu-x86_64") == ("cpu", "")
+    assert told("100a", "90a", "cpu-x86_64") == ("cuda", "100a")
+    assert told("90a", device="cpu") == ("cpu", "")
+
+
+def test_pip_s_choice_of_torch_for_another_cuda_is_refused() -> None:
+    from pipeline.image.closures import (
+        CPU,
+        PinsIncomplete,
+        TorchNotForCuda,
+        cuda,
+        refuse_other_cuda,
+        refuse_unpinned,
+    )  # fmt: skip
+    from pipeline.image.wheels import _resolvable
+
+    def report(**packages: str) -> dict[str, Any]:
+        return {"install": [{"metadata": {"name": n.replace("_", "-"), "version": v}} for n, v in packages.items()]}
+
+    refuse = refuse_other_cuda("13.0.3")
+    refuse(report(torch="2.13.0"))
+    refuse(report(torch="2.13.0+cu130"))
+    for version in ("2.13.0+cpu", "2.13.0+cu126"):
+        with pytest.raises(TorchNotForCuda, match=r"CUDA 13\.0") as caught:
+            refuse(report(torch=version))
+        assert "cu130" in caught.value.hint
+    refuse_unpinned(
+        report(torch="2.13.0+cu130", cuda_toolkit="13.0.3.0"), {"torch": "2.13.0", "cuda-toolkit": "13.0.3"}
+    )
+    with pytest.raises(PinsIncomplete, match="nvidia-cublas==1"):
+        refuse_unpinned(report(nvidia_cublas="1"), {"torch": "2.13.0"})
+    pins = {"torch": "2.13.0", "flashinfer-python": "0.6"}
+    assert _resolvable(cuda("13.0.3", "2.13.0"), pins) == "torch==2.13.0,!=2.13.0+cpu\nflashinfer-python==0.6\n"
+    assert _resolvable(CPU, pins) == "torch==2.13.0\n"
