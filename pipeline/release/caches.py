@@ -30,7 +30,8 @@ from pipeline.image.labels import PREFIX
 from . import media, sign
 from .attach import TITLE, check_annotations
 from .descriptors import Descriptor, Manifest
-from .errors import AnswerInvalid, NotInRegistry, SignatureWrong, TagTaken
+from .errors import AnswerInvalid, NotInRegistry, SignatureWrong
+from .faults import TagTaken
 from .reference import Reference
 from .registry import Registry
 

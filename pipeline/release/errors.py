@@ -82,7 +82,3 @@ class KeyUnusable(UsageError):
 
 class SignatureWrong(PublishError):
     """What must be signed by a key is not."""
-
-
-class TagTaken(PublishError):
-    """A tag leads to something else already, and must not be moved."""

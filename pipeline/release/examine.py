@@ -4,7 +4,7 @@
     provenance    SLSA, as BuildKit attached it, of this very image manifest
     sbom          BuildKit's SPDX, or our CycloneDX attached as a referrer
     autotune      for each key of the image's label its manifest.json, by the sha256 that the label names
-    verdict       a replay that passed, of this config digest and this cache layer
+    verdict       replays that passed, of this config digest and this cache layer, together of every key
     annotations   what the labels say of the cache, repeated where a registry shows it
 
 What is attached as a referrer can be attached by anyone who may push. So verdicts and SBOMs count only when the same
@@ -19,7 +19,6 @@ from functools import partial
 
 from pipeline.cache.finding import shown
 from pipeline.contract.digest import sha256_bytes
-from pipeline.contract.verdict import Verdict
 from pipeline.image.labels import KEY
 
 from . import media, sign
@@ -35,7 +34,7 @@ from .fits import (
     parsed,
     sbom_answer,
     statement_wrong,
-    verdict_wrong,
+    verdict_answer,
 )
 from .images import Image, Pushed, read_image, statements
 from .reference import Reference
@@ -149,18 +148,7 @@ class _Look:
 
     def verdict(self, image: Image) -> Answer:
         def find() -> Answer:
-            refused = []
-            for _, body, why in self._attached(media.VERDICT, "verdict"):
-                reason = why or verdict_wrong(body, image)
-                if not reason:
-                    found = Verdict.from_json(parsed(body))
-                    return Answer("verdict", "ok", f"replay pass on {shown(found.device, 80)}")
-                refused.append(reason)
-            if refused:
-                return Answer(
-                    "verdict", "wrong", refused[0] + (f" (and {len(refused) - 1} more)" if refused[1:] else "")
-                )
-            return Answer("verdict", "missing", "none is attached")
+            return verdict_answer(((body, why) for _, body, why in self._attached(media.VERDICT, "verdict")), image)
 
         return told("verdict", find)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from pipeline.cache.finding import shown
@@ -32,13 +33,36 @@ def autotune_answer(key: str, sha: str, found: dict[str, bytes]) -> Answer:
     return Answer("autotune", "ok", f"{key}, {len(said.covered)} op × bucket pairs")
 
 
-def verdict_wrong(body: bytes, image: Image) -> str:
-    """Why an attached verdict does not prove this image; raises nothing."""
+def verdict_answer(attached: Iterable[tuple[bytes, str]], image: Image) -> Answer:
+    """Whether the verdicts that count together replayed every key of the image's label.
+
+    Each comes with why it does not count, empty where nothing is against it. Several hosts may each have replayed the
+    keys of their own GPU.
+    """
+    against: list[str] = []
+    counted: list[Verdict] = []
+    for body, why in attached:
+        found = why or _verdict(body, image)
+        counted += [found] if isinstance(found, Verdict) else []
+        against += [found] if isinstance(found, str) else []
+    replayed = {key for one in counted for key in one.replayed_keys()}
+    missing = [key for key in listed(image, KEY) if key not in replayed]
+    if replayed and not missing:
+        devices = dict.fromkeys(shown(one.device, 80) for one in counted if one.replayed_keys())
+        return Answer("verdict", "ok", f"replay pass on {', '.join(devices)}")
+    if counted:
+        return Answer("verdict", "wrong", f"not replayed: {', '.join(map(shown, missing)) or 'no key at all'}")
+    if against:
+        return Answer("verdict", "wrong", against[0] + (f" (and {len(against) - 1} more)" if against[1:] else ""))
+    return Answer("verdict", "missing", "none is attached")
+
+
+def _verdict(body: bytes, image: Image) -> Verdict | str:
+    """A verdict that passed and is about this image, else why it does not count."""
     try:
         found = Verdict.from_json(parsed(body))
     except (AnswerInvalid, CacheRefused) as error:
         return f"a verdict cannot be read: {error.message}"
-    named = image.labels.get(MANIFEST_LABEL, found.manifest_sha256)
     rules = (
         (
             found.config_digest != image.config_digest,
@@ -48,11 +72,13 @@ def verdict_wrong(body: bytes, image: Image) -> str:
             found.cache_diff_id not in image.diff_ids[-1:],
             f"a verdict is of the cache layer {shown(found.cache_diff_id, 80)}, the image's last is another",
         ),
-        (found.manifest_sha256 != named, "a verdict is of other manifests than the label names"),
+        (  # in any order, and beside those that came with the base image
+            not set(listed(image, MANIFEST_LABEL)) <= set(str(found.manifest_sha256).split(",")),
+            "a verdict is of other manifests than the label names",
+        ),
         (found.result != "pass", f"a verdict says {found.result}: {shown(next(iter(found.findings), ''))}"),
-        (found.level != "replay", "a verdict is static only: the cache was not replayed on its device"),
     )
-    return next((why for wrong, why in rules if wrong), "")
+    return next((why for wrong, why in rules if wrong), found)
 
 
 def statement_wrong(statement: dict[str, Any], image: Image) -> str:

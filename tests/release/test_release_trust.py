@@ -12,6 +12,7 @@ from release_registries import PASSWORD, USER, auth_of, command, watched
 from test_release_registry import NOBODY, QUICK
 
 from pipeline.contract.exits import Exit
+from pipeline.contract.verdict import Verdict
 from pipeline.release import attach, contents, errors, media, sbom, sign
 from pipeline.release.registry import Registry
 from pipeline.release.seal import seal
@@ -88,7 +89,7 @@ def test_everything_that_is_missing_is_said_at_once(plain, keys, pipeline, tmp_p
         ({"config_digest": "sha256:" + "0" * 64}, "is of config"),
         ({"cache_diff_id": "sha256:" + "0" * 64}, "is of the cache layer"),
         ({"manifest_sha256": "0" * 64}, "other manifests"),
-        ({"level": "static"}, "static only"),
+        ({"level": "static"}, "not replayed: 0.6"),
         ({"result": "fail", "findings": ("a miss",)}, "says fail"),
     ],
 )
@@ -258,3 +259,31 @@ def test_cosign_is_needed_only_for_signatures(plain, pipeline, tmp_path):
         seal(registry, sample.reference, everything(sample))
     found = states(pipeline("attest", "verify", sample.reference, "--json", env={"PATH": str(tmp_path)}))
     assert found.pop("signature")[0] == "missing" and {state for state, _ in found.values()} == {"ok"}
+
+
+def test_several_hosts_prove_an_image_of_several_gpus_together():
+    from pipeline.release.descriptors import Manifest
+    from pipeline.release.fits import verdict_answer
+    from pipeline.release.images import Image
+
+    digest, layer = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+    keys, shas = [f"0.6/90a/{c * 64}" for c in "ab"], ["c" * 64, "d" * 64]
+    labels = {
+        "io.github.tuned-image-pipeline.key": ",".join(keys),
+        "io.github.tuned-image-pipeline.manifest": ",".join(shas),
+    }
+    config = {"config": {"Labels": labels}, "rootfs": {"diff_ids": [layer]}}
+    image = Image(Manifest(b"{}", "", digest), digest, config, labels, ())
+    base = Verdict(
+        digest, layer, ",".join(reversed(shas)), ",".join(reversed(keys)), "H200", "static", "pass", {"keys": 2}
+    )
+    one, two = replace(base, replayed=(keys[0],)), replace(base, replayed=(keys[1],), device="H100")
+
+    def judged(*verdicts):
+        return verdict_answer([(json.dumps(v.to_json()).encode(), "") for v in verdicts], image)
+
+    assert judged(one, two).state == judged(replace(base, level="replay")).state == "ok"
+    assert judged(one, two).what == "replay pass on H200, H100"
+    assert judged(one) == replace(judged(one, one), state="wrong") and keys[1] in judged(one).what
+    assert judged(base).state == judged(one, replace(two, result="fail", findings=("a miss",))).state == "wrong"
+    assert judged().state == "missing"
