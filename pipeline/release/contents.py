@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,10 +99,10 @@ def debian(status: str) -> list[Package]:
 def _distributions(told: list[dict[str, Any]], wheels: Path | None) -> list[Package]:
     from packaging.utils import canonicalize_name
 
-    hashes = _hashes(wheels) if wheels is not None else {}
+    names = [(canonicalize_name(str(one["name"])), str(one["version"])) for one in told]
+    hashes = _hashes(wheels, frozenset(names)) if wheels is not None else {}
     found = []
-    for one in told:
-        name, version = canonicalize_name(str(one["name"])), str(one["version"])
+    for (name, version), one in zip(names, told, strict=True):
         found.append(
             Package(
                 "python", name, version, licence=str(one["licence"]), licence_name=str(one["licence_name"]),
@@ -112,8 +112,8 @@ def _distributions(told: list[dict[str, Any]], wheels: Path | None) -> list[Pack
     return found
 
 
-def _hashes(wheels: Path) -> dict[tuple[str, str], str]:
-    """sha256 of each wheel by name and version; where wheelhouses hold two of one version, none is claimed."""
+def _hashes(wheels: Path, wanted: Container[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """sha256 of each wanted wheel by name and version; where wheelhouses hold two of one version, none is claimed."""
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
     files: dict[tuple[str, str], set[str]] = {}
@@ -122,7 +122,8 @@ def _hashes(wheels: Path) -> dict[tuple[str, str], str]:
             name, version, _, _ = parse_wheel_filename(path.name)
         except InvalidWheelFilename:
             continue
-        files.setdefault((name, str(version)), set()).add(sha256_file(path))
+        if (name, str(version)) in wanted:
+            files.setdefault((name, str(version)), set()).add(sha256_file(path))
     return {known: next(iter(digests)) for known, digests in files.items() if len(digests) == 1}
 
 

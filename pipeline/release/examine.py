@@ -14,8 +14,9 @@ key signed them; an autotune manifest is bound by the label, which the image's o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from pipeline.cache.finding import shown
 from pipeline.contract.digest import sha256_bytes
@@ -69,6 +70,12 @@ class _Look:
     pushed: Pushed
     key: str
     transparency_log: bool
+    said: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # statements by image manifest, read once
+
+    def _statements(self, image: Image) -> dict[str, dict[str, Any]]:
+        if image.manifest.digest not in self.said:
+            self.said[image.manifest.digest] = statements(self.registry, self.reference, image)
+        return self.said[image.manifest.digest]
 
     def _unsigned(self, digest: str) -> str:
         """Why a digest does not count as signed by the key; empty when it does."""
@@ -94,7 +101,7 @@ class _Look:
 
     def provenance(self, image: Image) -> Answer:
         def find() -> Answer:
-            said = statements(self.registry, self.reference, image)
+            said = self._statements(image)
             kind = next((name for name in said if name.startswith(_SLSA)), "")
             if not kind:
                 return Answer("provenance", "missing", "BuildKit attached none: --provenance=mode=max does")
@@ -112,7 +119,7 @@ class _Look:
 
     def sbom(self, image: Image) -> Answer:
         def find() -> Answer:
-            statement = statements(self.registry, self.reference, image).get(_SPDX)
+            statement = self._statements(image).get(_SPDX)
             if statement is not None:
                 wrong = statement_wrong(statement, image)
                 number = count(statement.get("predicate"), "packages")

@@ -16,8 +16,6 @@ from .reference import Reference
 from .registry import Registry
 
 # BuildKit's attestation storage: a manifest beside the image in the index, each layer one in-toto statement.
-_KIND = "vnd.docker.reference.type"
-_OF = "vnd.docker.reference.digest"
 _PREDICATE = "in-toto.io/predicate-type"
 _STATEMENT_LIMIT = 64 * 1024 * 1024  # bytes
 
@@ -74,12 +72,12 @@ def read_image(registry: Registry, reference: Reference) -> Pushed:
     entries = [Descriptor.from_json(entry) for entry in value.get("manifests") or ()]
     images = []
     for entry in entries:
-        if entry.annotations.get(_KIND):
+        if entry.annotations.get(media.ATTESTATION_KIND):
             continue
         found = registry.manifest(reference.repository, entry.digest)
         if found is None:
             raise AnswerInvalid(f"{reference} lists {entry.digest}, which is not there")
-        beside = tuple(e for e in entries if e.annotations.get(_OF) == entry.digest)
+        beside = tuple(e for e in entries if e.annotations.get(media.ATTESTATION_OF) == entry.digest)
         images.append(_image(registry, reference, found, {**_notes(value), **entry.annotations}, beside))
     return Pushed(reference, top, tuple(images))
 

@@ -13,6 +13,10 @@ DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 MANIFESTS = (MANIFEST, INDEX, DOCKER_MANIFEST, DOCKER_INDEX)  # what we can read, best first
 INDEXES = (INDEX, DOCKER_INDEX)
 
+# BuildKit's marks on the index entry of an image's attestations.
+ATTESTATION_KIND = "vnd.docker.reference.type"
+ATTESTATION_OF = "vnd.docker.reference.digest"
+
 # Artifact types of what is attached to an image; each blob has the media type beside it.
 AUTOTUNE = "application/vnd.tuned-image-pipeline.autotune.manifest.v1"
 AUTOTUNE_JSON = "application/vnd.tuned-image-pipeline.autotune.manifest.v1+json"

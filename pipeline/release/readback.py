@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from .descriptors import Manifest
 from .errors import AnswerInvalid, NotInRegistry
 from .faults import NotAsPushed
-from .media import INDEXES
+from .media import ATTESTATION_KIND, INDEXES
 from .registry import Registry
-
-_KIND = "vnd.docker.reference.type"  # BuildKit's mark on the manifest of its attestations
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ def hold(registry: Registry, repository: str, reference: str) -> Held | None:
     image, attested = top, False
     if top.media_type in INDEXES:
         entries = [entry for entry in top.json().get("manifests", ()) if isinstance(entry, dict)]
-        kinds = [(entry.get("annotations") or {}).get(_KIND) for entry in entries]
+        kinds = [(entry.get("annotations") or {}).get(ATTESTATION_KIND) for entry in entries]
         images = [entry for entry, kind in zip(entries, kinds, strict=True) if kind is None]
         attested = "attestation-manifest" in kinds
         if len(images) != 1:

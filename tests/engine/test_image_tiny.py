@@ -383,3 +383,14 @@ def test_the_entry_point_serves_another_user_on_a_read_only_root(built: dict[str
     assert status == 0
     assert out.strip()
     assert f"{built['entries']} entries" in err
+
+
+def test_what_is_installed_is_listed_for_the_sbom(built: dict[str, Any], client: Any, home: Path) -> None:
+    from pipeline.release.contents import look
+
+    found = look(client, NAME, home / "tuned-image-pipeline" / "wheels")
+    packages = {(one.kind, one.name): one for one in found.packages}
+    torch = packages["python", "torch"]
+    assert torch.version.startswith("2.") and len(torch.sha256) == 64, "the wheel that the pipeline resolved"
+    assert ("python", "flashinfer-python") in packages
+    assert packages["debian", "libc6"].architecture and found.release["ID"] == "debian"

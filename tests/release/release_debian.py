@@ -44,6 +44,10 @@ def second_registry(folder: Path) -> Path:
     """
     ensure("docker-registry")  # root, and Debian 13's source beside Debian 12's
     library = "golang-github-google-go-containerregistry-dev"
+    if subprocess.run(["apt-cache", "show", library], capture_output=True, check=False).returncode != 0:
+        packages.install(
+            osrelease.here(), ("docker-registry",), folder / "apt.log"
+        )  # adds the source, updates the lists
     told = subprocess.run(["apt-cache", "depends", "golang-go"], capture_output=True, text=True, check=True).stdout
     version = next(w for w in re.findall(r"Depends: golang-([0-9.]+)-go", told))
     packages_needed = [library, f"golang-{version}-go", f"golang-{version}-src"]
