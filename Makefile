@@ -25,7 +25,7 @@ TUNE_OPTIONS = $(PLAN_OPTIONS) $(if $(BASE_IMAGE),--base-image "$$BASE_IMAGE") $
   $(if $(filter 0 no false off,$(BAKE_JIT)),--no-bake-jit) $(if $(call on,$(REQUIRE_IDLE)),--require-idle) \
   $(if $(call on,$(ACCEPT_BASE_VERSIONS)),--accept-base-versions)
 RELEASE_OPTIONS = $(if $(REGISTRY),--registry "$$REGISTRY") $(if $(MATRIX),--matrix "$$MATRIX") $(if $(TAG),--tag "$$TAG") \
-  $(if $(MOVE_TAG),--move-tag "$$MOVE_TAG") $(if $(VERDICT),--verdict "$$VERDICT") $(if $(KEY),--key "$$KEY") \
+  $(if $(MOVE_TAG),--move-tag "$$MOVE_TAG") $(if $(VERDICT),--verdict "$$VERDICT") $(if $(KEY),--sign "$$KEY") \
   $(if $(call on,$(DRY_RUN)),--dry-run)
 
 .PHONY: help image tune plan verify release attest cache-push cache-pull sync check engine test test-unit test-tune test-engine test-release lint bench clean
@@ -73,10 +73,10 @@ attest: $(VENV)/ready ## check what proves a pushed image: make attest IMAGE=…
 	@$(PIPELINE) attest verify "$$IMAGE" $(if $(KEY),--key "$$KEY")
 
 cache-push: $(VENV)/ready ## keep an image's caches in a registry: make cache-push IMAGE=… OCI=oci://…
-	@$(PIPELINE) cache push "$$IMAGE" "$$OCI"
+	@$(PIPELINE) cache push "$$IMAGE" "$$OCI" $(if $(KEY),--sign "$$KEY")
 
 cache-pull: $(VENV)/ready ## get caches from a registry: make cache-pull OCI=oci://… DIR=caches/…
-	@$(PIPELINE) cache pull "$$OCI" "$$DIR"
+	@$(PIPELINE) cache pull "$$OCI" "$$DIR" $(if $(KEY),--key "$$KEY")
 
 sync: $(VENV)/ready ## render docker/ and requirements/ from versions.json
 	@$(PIPELINE) sync

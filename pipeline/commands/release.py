@@ -30,7 +30,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tag", default="", metavar="TEMPLATE", help="of tags that never move; {cache} is one field")
     group.add_argument("--move-tag", action="append", default=[], metavar="TEMPLATE", help="a tag that moves along")
     group.add_argument("--verdict", action="append", default=[], type=Path, metavar="FILE|DIR", help="of other hosts")
-    group.add_argument("--key", default="", metavar="FILE|env://NAME", help="cosign's; its password: $COSIGN_PASSWORD")
+    group.add_argument(
+        "--sign", default="", metavar="KEY", help="cosign.key or env://NAME; its password: COSIGN_PASSWORD"
+    )
     group.add_argument("--dry-run", action="store_true", help="say what would be pushed; push and build nothing")
     group.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
     group.add_argument(
@@ -80,7 +82,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Ask, list[tuple[Cell, Request
         template=arguments.tag or (matrix.tag if matrix and matrix.tag else ""),
         moves=tuple(arguments.move_tag or (matrix.move if matrix and matrix.move else ())),
         own=check_own(matrix.annotations if matrix else {}),
-        signer=Signer(arguments.key) if arguments.key else None,
+        signer=Signer(arguments.sign) if arguments.sign else None,
         dry_run=arguments.dry_run,
         again=arguments.retune,
     )

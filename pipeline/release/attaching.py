@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline import log
+from pipeline.contract.digest import sha256_json
 from pipeline.contract.places import MANIFEST_FILE
 from pipeline.contract.verdict import Verdict
+from pipeline.image.contexts import FIXED_TIME
 from pipeline.image.flow import Finished
 
 from . import media
@@ -53,8 +55,14 @@ def _has_sbom(attached: tuple[Descriptor, ...]) -> bool:
 
 
 def _sbom(done: Finished, name: str) -> Attachment:
-    """What is installed in the image, as CycloneDX; its time is the tuning's, so that it is the same each time."""
+    """What is installed in the image, as CycloneDX.
+
+    It is of the layers below the caches, which install nothing, and carries the time that all images have: that of a
+    re-tuned image is the same blob, which the registry has already.
+    """
+    client, image = done.prepared.client, done.built.image_id
     with log.step("list what is installed"):
-        contents = look(done.prepared.client, done.built.image_id, done.prepared.home / "wheels")
-        created = datetime.fromisoformat(max(manifest.ended for manifest in done.manifests))
-        return sbom(make(contents, name=name, config_digest=done.built.config_digest, created=created))
+        contents = look(client, image, done.prepared.home / "wheels")
+        layers = client.images.get(image).attrs["RootFS"]["Layers"][: -len(done.keys)]
+        created = datetime.fromtimestamp(FIXED_TIME, UTC)
+        return sbom(make(contents, name=name, digest=f"sha256:{sha256_json(layers)}", created=created))

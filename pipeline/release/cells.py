@@ -203,7 +203,8 @@ def refuse_same_names(cells: Sequence[Cell], template_of: Callable[[Cell], str])
     for cell in cells:
         template = template_of(cell)
         shown = {name: getattr(cell, name) for name in ("model", "tp", "gpu", "engine") if f"{{{name}}}" in template}
-        plan = {name: value for name, value in cell.settings.items() if name not in _OF_THE_ENGINE}
+        plan: dict[str, Any] = {n: value for n, value in cell.settings.items() if n not in _OF_THE_ENGINE}
+        plan["caches"] = cell.caches
         if "{key}" not in template and "{cache}" not in template:
             plan = {}
         same = (template, tuple(shown.items()), tuple(sorted(plan.items())))

@@ -23,15 +23,18 @@ if TYPE_CHECKING:
 _SPACE = uuid.UUID("6f0ba2c4-6d1f-4d7c-9a70-0d7b6f3a6e55")  # any fixed one: serial numbers are made below it
 
 
-def make(contents: Contents, *, name: str, config_digest: str, created: datetime) -> bytes:
-    """The SBOM of the image `name` (a repository, without tag) as JSON. `created` is the image's, not the clock's."""
+def make(contents: Contents, *, name: str, digest: str, created: datetime) -> bytes:
+    """The SBOM of an image of the repository `name` as JSON.
+
+    `digest` names what it is a list of; `created` is the image's time, not the clock's.
+    """
     from cyclonedx.model.bom import Bom
     from cyclonedx.model.component import Component, ComponentType
     from cyclonedx.output import make_outputter
     from cyclonedx.schema import OutputFormat, SchemaVersion
 
-    whole = Component(name=name, version=config_digest, type=ComponentType.CONTAINER, bom_ref=config_digest)
-    seed = sha256_json([name, config_digest, [repr(package) for package in contents.packages]])
+    whole = Component(name=name, version=digest, type=ComponentType.CONTAINER, bom_ref=digest)
+    seed = sha256_json([name, digest, [repr(package) for package in contents.packages]])
     bom = Bom(serial_number=uuid.uuid5(_SPACE, seed))
     bom.metadata.timestamp = created
     bom.metadata.component = whole

@@ -20,7 +20,7 @@ from pipeline.release.sign import Signer
 
 SBOM = sbom.make(
     contents.Contents((contents.Package("python", "torch", "2.13.0", licence="BSD-3-Clause", sha256="0" * 64),)),
-    name="tuned/tiny", config_digest="sha256:" + "1" * 64, created=datetime(2026, 1, 1, tzinfo=UTC),
+    name="tuned/tiny", digest="sha256:" + "1" * 64, created=datetime(2026, 1, 1, tzinfo=UTC),
 )  # fmt: skip
 
 
@@ -238,7 +238,7 @@ def test_an_sbom_is_the_same_each_time_and_valid():
         ),
     )
     whole = contents.Contents(packages, {"ID": "debian", "VERSION_ID": "12"})
-    given = {"name": "tuned/tiny", "config_digest": "sha256:" + "1" * 64, "created": datetime(2026, 1, 1, tzinfo=UTC)}
+    given = {"name": "tuned/tiny", "digest": "sha256:" + "1" * 64, "created": datetime(2026, 1, 1, tzinfo=UTC)}
     once, again = sbom.make(whole, **given), sbom.make(whole, **given)
     assert once == again
     told = json.loads(once)
