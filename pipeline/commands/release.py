@@ -13,6 +13,7 @@ from pipeline.contract.exits import Exit
 from pipeline.image.arguments import ROOT, add_tuning_options, request_from, seconds
 
 if TYPE_CHECKING:
+    from pipeline.contract.errors import PipelineError
     from pipeline.image.request import Request
     from pipeline.release.ask import Ask
     from pipeline.release.cells import Cell
@@ -62,7 +63,7 @@ def execute(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _asked(arguments: argparse.Namespace) -> tuple[Ask, list[tuple[Cell, Request]]]:
+def _asked(arguments: argparse.Namespace) -> tuple[Ask, list[tuple[Cell, Request | PipelineError]]]:
     """Everything that can be wrong with the settings is said here, before any work."""
     from pipeline.contract.errors import UsageError
     from pipeline.release.annotate import check_own
@@ -101,18 +102,27 @@ def _asked(arguments: argparse.Namespace) -> tuple[Ask, list[tuple[Cell, Request
     return ask, _requests(arguments, cells)
 
 
-def _requests(arguments: argparse.Namespace, cells: list[Cell]) -> list[tuple[Cell, Request]]:
-    """The request of each cell; every cell that cannot be planned is named, all of them at once."""
-    from pipeline.contract.errors import UsageError
+def _requests(arguments: argparse.Namespace, cells: list[Cell]) -> list[tuple[Cell, Request | PipelineError]]:
+    """The request of each cell; every cell that cannot be planned is named, all of them at once.
+
+    Caches that are missing or unsound are no fault of the settings: such a cell fails alone, with this error.
+    """
+    from pipeline.contract.errors import CacheRefused, UsageError
+    from pipeline.image.caches import CacheMissing
     from pipeline.release.faults import CellsInvalid
 
-    made, wrong = [], []
+    made: list[tuple[Cell, Request | PipelineError]] = []
+    wrong: list[str] = []
     for cell in cells:
         one = copy.copy(arguments)
         for name, value in {**cell.settings, "model": cell.model, "cache": cell.caches, "image": ""}.items():
             setattr(one, name, value)
+        if cell.caches:  # --retune and --tune-in are for the cells that tune
+            one.retune, one.tune_in = False, ""
         try:
             made.append((cell, request_from(one)))
+        except (CacheMissing, CacheRefused) as error:
+            made.append((cell, error))
         except UsageError as error:
             if len(cells) == 1:
                 raise

@@ -60,9 +60,12 @@ class _Job:
 
 
 class Release:
-    """One run. `rows` fills as cells end, so that a run that is interrupted can still say how far it came."""
+    """One run. `rows` fills as cells end, so that a run that is interrupted can still say how far it came.
 
-    def __init__(self, ask: Ask, cells: Sequence[tuple[Cell, Request]]) -> None:
+    A cell comes with its request, or with the error that it fails with.
+    """
+
+    def __init__(self, ask: Ask, cells: Sequence[tuple[Cell, Request | PipelineError]]) -> None:
         self.ask = ask
         self.cells = cells
         self.rows: dict[int, Row] = {}
@@ -132,6 +135,8 @@ class Release:
         logfile = log_file(home, "release")
         for at, (cell, request) in enumerate(self.cells):
             with self._guarded(at, engine):
+                if isinstance(request, PipelineError):
+                    raise request
                 if self.ask.dry_run and not _base_is_here(client, request):
                     why = "not compared: its base image is not in the engine yet"
                     self.rows[at] = Row(cell.title, "would push", why=why)
@@ -159,13 +164,13 @@ class Release:
         """What is released already of each job, or why that cannot be told."""
 
         def look(job: _Job) -> There | PipelineError | None:
+            if self.ask.again and not job.cell.caches:
+                return None
             try:
                 return shelf.find(self.ask.template_of(job.cell), job.names, job.journal)
             except PipelineError as error:
                 return error
 
-        if self.ask.again:
-            return [None for _ in jobs]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(pool.map(look, jobs))
 

@@ -235,6 +235,21 @@ def test_settings_are_judged_before_any_work(tmp_path: Path) -> None:
     assert len(caught.value.details) == 3, "every cell that cannot be planned is named"
 
 
+def test_a_cache_that_is_missing_fails_its_cell_alone(tmp_path: Path) -> None:
+    matrix = tmp_path / "release.toml"
+    matrix.write_text('[[cells]]\nmodel = "tiny"\n[[cells]]\nmodel = "tiny"\ntp = 1\ncache = "nowhere"\n')
+    _, cells = asked("--matrix", str(matrix), "--registry", "localhost:5000", "--retune")
+    assert cells[0][1].retune
+    assert isinstance(cells[1][1], PipelineError) and "nowhere is not a directory" in cells[1][1].message
+
+
+def test_a_cell_that_comes_with_an_error_fails_with_it(stage: Any) -> None:
+    run = release("a", "b")
+    run.cells[0] = (run.cells[0][0], BuildError("its cache is unsound"))  # type: ignore[index]
+    run.run()
+    assert statuses(run) == ["failed", "pushed"]
+
+
 def test_the_command_shows_how_far_it_came(
     stage: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
