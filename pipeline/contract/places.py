@@ -4,6 +4,7 @@ from __future__ import annotations
 
 CACHE_ROOT = "/opt/flashinfer_autotune_cache"
 CODE_ROOT = "/opt/pipeline"
+STATE_ROOT = "/state"  # finished ops of a tuning that goes on, in build stages only
 TUNING_ROOT = "/opt/tuning"  # plan.json, in build stages only
 CACHE_FILE = "autotune_configs.json"
 MANIFEST_FILE = "manifest.json"

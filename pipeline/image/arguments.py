@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 from pathlib import Path
 
@@ -28,6 +29,14 @@ def seconds(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 86_400:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to 86400")
     return int(text)
+
+
+def budget(text: str) -> float:
+    """An argument that gives seconds per op and bucket, from 0.01 to an hour."""
+    with contextlib.suppress(ValueError):
+        if text.isascii() and 0.01 <= (value := float(text)) <= 3600:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.01 to 3600")
 
 
 def _roots(text: str) -> tuple[Path, ...] | None:
@@ -62,6 +71,7 @@ def add_tuning_options(parser: argparse.ArgumentParser) -> None:
 
 def add_rank_arguments(group: argparse._ArgumentGroup) -> None:
     """Add where the ranks run, on which GPUs, how they tune, and what bounds them."""
+    group.add_argument("--no-resume", action="store_true", help="take up nothing of an interrupted tuning, as --retune")
     group.add_argument("--previous", type=Path, metavar="DIR", help="let the ranks start from this cache root")
     group.add_argument(
         "--tune-in", default="", choices=("", "stage", "container", "import"), help="where the ranks run"
@@ -77,6 +87,9 @@ def add_rank_arguments(group: argparse._ArgumentGroup) -> None:
         help="how the ranks share the work",
     )
     group.add_argument("--judge", default="", choices=("", "on", "off"), help="judge each choice against the default")
+    group.add_argument(
+        "--judge-budget", type=budget, metavar="S", help="bound of judging: seconds per op and bucket, 0.01 to 3600"
+    )
 
 
 def add_gpus(group: argparse._ActionsContainer) -> None:
@@ -128,7 +141,7 @@ def retune_request(arguments: argparse.Namespace) -> Request:
 
 def _tune_options(arguments: argparse.Namespace) -> tuple[str, ...]:
     if arguments.engine.strip():
-        if arguments.strategy or arguments.judge or arguments.previous is not None:
+        if arguments.strategy or arguments.judge or arguments.judge_budget or arguments.previous is not None:
             raise ChoicesClash(
                 "an engine tunes in its own way: STRATEGY, JUDGE and PREVIOUS do not reach it", hint="leave them out"
             )
@@ -138,10 +151,10 @@ def _tune_options(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 def _words(arguments: argparse.Namespace) -> tuple[str, ...]:
     words = ["--timeout", str(arguments.timeout)]
-    for name in ("strategy", "judge"):
-        value = getattr(arguments, name)
+    for name in ("strategy", "judge", "judge-budget"):
+        value = getattr(arguments, name.replace("-", "_"))
         if value:
-            words += [f"--{name}", value]
+            words += [f"--{name}", str(value)]
     return tuple(words)
 
 
@@ -189,6 +202,7 @@ def request_from(arguments: argparse.Namespace) -> Request:
         accept_base_versions=arguments.accept_base_versions,
         image=image,
         retune=arguments.retune,
+        resume=not arguments.no_resume,
         previous=previous,
         caches=arguments.cache,
         tune_in=arguments.tune_in,

@@ -12,6 +12,7 @@ from .devicerun import why_not
 from .fill import SHM, ClassicFiller, ContainerFiller, Filler, StageFiller
 from .prepare import Prepared
 from .request import Request
+from .unfinished import Unfinished
 
 Form = Literal["stage", "device stage", "classic stage", "container"]
 
@@ -62,16 +63,17 @@ def _choose(request: Request, prepared: Prepared) -> Way:
     return Way("container", f"the engine gives containers its GPUs by {gpus.access}, and no build step: {lacks}")
 
 
-def filler(way: Way, request: Request, prepared: Prepared, tuner: str) -> Filler:
+def filler(way: Way, request: Request, prepared: Prepared, tuner: str, unfinished: Unfinished) -> Filler:
     """What fills the tuned directory in this way."""
     previous = prepared.contexts["previous"]
     options = request.tune_options
     if way.form == "stage":
-        return StageFiller(prepared.builder, prepared.contexts, prepared.arguments, options)
+        return StageFiller(prepared.builder, prepared.contexts, prepared.arguments, options, unfinished)
     if way.form == "device stage":
+        devices = prepared.gpus.devices
         return StageFiller(
-            prepared.builder, prepared.contexts, prepared.arguments, options, prepared.gpus.devices, shm_size=SHM
+            prepared.builder, prepared.contexts, prepared.arguments, options, unfinished, devices, shm_size=SHM
         )
     if way.form == "classic stage":
-        return ClassicFiller(prepared.client, tuner, previous, options)
-    return ContainerFiller(prepared.client, tuner, previous, options, prepared.gpus, request.max_tune)
+        return ClassicFiller(prepared.client, tuner, previous, options, unfinished)
+    return ContainerFiller(prepared.client, tuner, previous, options, unfinished, prepared.gpus, request.max_tune)

@@ -5,7 +5,8 @@
     container   the tuner image as a container with the engine's GPUs, its directory copied out
     import      a cache that was tuned elsewhere: nothing is filled, see `caches`
 
-Each writes `failure.json` instead of a cache when the ranks fail, and ends without an error of its own.
+Each writes `failure.json` instead of a cache when the ranks fail, and ends without an error of its own. Finished ops of
+a tuning that was interrupted are kept by `unfinished`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import io
 import re
 import secrets
+import signal
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,12 +24,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline import log
 from pipeline.cache.archive import safe_extract
-from pipeline.contract.errors import BuildError
-from pipeline.contract.places import CACHE_ROOT, PLAN_FILE, TUNING_ROOT
+from pipeline.contract.errors import BuildError, TuningError
+from pipeline.contract.places import CACHE_ROOT, PLAN_FILE, STATE_ROOT, TUNING_ROOT
 
 from .buildkit import Builder, Stage
 from .contain import LABEL, Sandbox, created, finish
 from .gpus import Gpus
+from .unfinished import Copier, Unfinished
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -43,6 +46,10 @@ class ClassicStageFailed(BuildError):
     """The classic builder could not run the tuning step."""
 
 
+class ContainerEnded(TuningError):
+    """The container that tuned was ended from outside."""
+
+
 class Filler(Protocol):
     """Fills `place` with what the stage `tuned` holds."""
 
@@ -53,7 +60,7 @@ class Filler(Protocol):
 def command(options: Sequence[str]) -> list[str]:
     """What runs in the image, in every way of filling; the Dockerfile's RUN says the same."""
     words = ["python3", "-m", "pipeline.tune", f"{TUNING_ROOT}/{PLAN_FILE}", _OUT, "--stage"]
-    return [*words, "--previous", _PREVIOUS, *options]
+    return [*words, "--previous", _PREVIOUS, "--state", STATE_ROOT, *options]
 
 
 def progress(line: str) -> None:
@@ -65,18 +72,23 @@ def progress(line: str) -> None:
 
 @dataclass(frozen=True)
 class StageFiller:
-    """BuildKit's RUN step. A new TUNE_ATTEMPT each time keeps a failed step out of the build cache."""
+    """BuildKit's RUN step. A new TUNE_ATTEMPT each time keeps a failed step out of the build cache.
+
+    Finished ops stay in a cache mount that TUNE_STATE names.
+    """
 
     builder: Builder
     contexts: Mapping[str, Path]
     arguments: Mapping[str, str]
     options: Sequence[str]
+    unfinished: Unfinished
     devices: tuple[str, ...] = ()
     shm_size: int = 0
 
     def stage(self, place: Path) -> Stage:
         """The build of `tuned` whose files fall into `place`."""
-        attempt = {"TUNE_ATTEMPT": secrets.token_hex(8), "TUNE_OPTIONS": " ".join(self.options)}
+        options = " ".join((*self.options, *self.unfinished.options()))
+        attempt = {"TUNE_ATTEMPT": secrets.token_hex(8), "TUNE_STATE": self.unfinished.name, "TUNE_OPTIONS": options}
         return Stage(
             "tuned", contexts=self.contexts, arguments={**self.arguments, **attempt}, output=place,
             devices=self.devices, shm_size=self.shm_size,
@@ -89,27 +101,42 @@ class StageFiller:
 
 @dataclass(frozen=True)
 class ClassicFiller:
-    """The classic builder's RUN step, through the SDK: it alone honours the engine's default runtime."""
+    """The classic builder's RUN step, through the SDK: it alone honours the engine's default runtime.
+
+    It has no cache mount. Finished ops are copied in with the context, and out of the step's image: they are kept when
+    ranks fail, which the step survives, and lost when the build itself is interrupted.
+    """
 
     client: DockerClient
     tuner: str
     previous: Path
     options: Sequence[str]
+    unfinished: Unfinished
     shm_size: int = SHM
 
-    def dockerfile(self) -> str:
-        """The Dockerfile of the one step; the attempt is part of it, so that nothing is found in a cache."""
-        words = " ".join(command(self.options))
+    def dockerfile(self, *, state: bool = True) -> str:
+        """The Dockerfile of the one step; the attempt is part of it, so that nothing is found in a cache.
+
+        With `state`, the context holds what an interrupted tuning had finished.
+        """
+        words = " ".join(command([*self.options, *self.unfinished.options()]))
         return (
             f"FROM {self.tuner}\nUSER root\nCOPY previous {_PREVIOUS}\n"
+            f"{f'COPY state {STATE_ROOT}' if state else '# nothing to take up'}\n"
             f"RUN : attempt {secrets.token_hex(8)} && FLASHINFER_WORKSPACE_BASE={WORKSPACE} {words}\n"
         )
 
     def fill(self, place: Path) -> None:
         """Build the step, copy the directory out of its image, and remove that image."""
+        log.note("the classic builder keeps finished ops when ranks fail, not when it is interrupted (container does)")
         with self._built() as image, created(self.client, image, ["true"], Sandbox()) as container:
+            self.unfinished.take(container)
             chunks, _ = container.get_archive(_OUT)
             safe_extract(chunks, place / CACHE_ROOT.lstrip("/"), strip=1)
+
+    def _context(self) -> io.BytesIO:
+        folders = {"previous": self.previous, "state": self.unfinished.folder()}
+        return _context(self.dockerfile(), folders)
 
     @contextmanager
     def _built(self) -> Iterator[str]:
@@ -117,7 +144,7 @@ class ClassicFiller:
         try:
             follow(
                 self.client.api.build(
-                    fileobj=_context(self.dockerfile(), self.previous), custom_context=True, tag=tag, rm=True,
+                    fileobj=self._context(), custom_context=True, tag=tag, rm=True,
                     forcerm=True, nocache=True, network_mode="none", shmsize=self.shm_size, decode=True,
                     labels={LABEL: "tuning"},
                 ),
@@ -136,6 +163,7 @@ class ContainerFiller:
     tuner: str
     previous: Path
     options: Sequence[str]
+    unfinished: Unfinished
     gpus: Gpus
     max_wait: float
 
@@ -145,11 +173,31 @@ class ContainerFiller:
 
     def fill(self, place: Path) -> None:
         """Run it, stream what the ranks say, copy the directory out; the container is removed whatever happens."""
-        with created(self.client, self.tuner, command(self.options), self.sandbox()) as container:
+        words = command([*self.options, *self.unfinished.options()])
+        with created(self.client, self.tuner, words, self.sandbox()) as container:
             container.put_archive("/", _folder(self.previous, _PREVIOUS.lstrip("/")))
-            finish(container, "tuning", max_wait=self.max_wait, on_line=progress)
+            container.put_archive("/", _folder(self.unfinished.folder(), STATE_ROOT.lstrip("/")))
+            copier = Copier(self.unfinished, container, progress)
+            try:
+                status = finish(container, "tuning", max_wait=self.max_wait, on_line=copier.see)
+            finally:
+                copier.last()
+            if status != 0:
+                raise ContainerEnded(
+                    f"the tuning container ended with {status}: {_meaning(status)}",
+                    details=container.logs(tail=10).decode(errors="replace").splitlines(),
+                    hint="run the same command again; what was finished is taken up",
+                )
             chunks, _ = container.get_archive(_OUT)
             safe_extract(chunks, place / CACHE_ROOT.lstrip("/"), strip=1)
+
+
+def _meaning(status: int) -> str:
+    """What an exit status of a container says; above 128 a signal ended its first process."""
+    try:
+        return f"ended by {signal.Signals(status - 128).name}"
+    except ValueError:
+        return "it did not say why"
 
 
 def _there(client: DockerClient, tag: str) -> bool:
@@ -169,14 +217,15 @@ def _folder(folder: Path, name: str) -> bytes:
     return buffer.getvalue()
 
 
-def _context(dockerfile: str, previous: Path) -> io.BytesIO:
+def _context(dockerfile: str, folders: Mapping[str, Path]) -> io.BytesIO:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         data = dockerfile.encode()
         info = tarfile.TarInfo("Dockerfile")
         info.size = len(data)
         tar.addfile(info, io.BytesIO(data))
-        tar.add(previous, arcname="previous")
+        for name, folder in folders.items():
+            tar.add(folder, arcname=name)
     buffer.seek(0)
     return buffer
 

@@ -33,6 +33,7 @@ from .provenance import provenance
 from .request import Request
 from .staging import code_content, tree_digest
 from .tuning import tune
+from .unfinished import Unfinished
 from .verify import How, VerifyFailed, verify
 
 if TYPE_CHECKING:
@@ -74,7 +75,12 @@ def tuned_root(request: Request, prepared: Prepared, clock: Clock, logfile: Path
     how = "in lock-step" if engine is None else f"in {engine.name}'s own start"
     with clock.measure("tune"), log.step(f"tune on {world} rank{'s' if world > 1 else ''} {how}"):
         origin = provenance(request, prepared, built.config_digest)
-        return tune(filler(way, request, prepared, built.image_id), inputs, prepared.home, logfile, origin)
+        anew = request.retune or not request.resume
+        unfinished = Unfinished(prepared.home / "unfinished" / inputs.digest, anew)
+        fill = filler(way, request, prepared, built.image_id, unfinished)
+        tuned = tune(fill, inputs, prepared.home, logfile, origin)
+        unfinished.drop()
+        return tuned
 
 
 def _stored(request: Request, prepared: Prepared, tuner: str) -> store.Tuned | None:

@@ -26,6 +26,7 @@ from .guard import connected
 from .outcome import log_file
 from .prepare import Prepared, prepare
 from .request import Request
+from .unfinished import Unfinished
 from .verify import SANDBOXES
 from .wrap import context_name
 
@@ -61,7 +62,7 @@ def _lines(request: Request, prepared: Prepared) -> Iterator[str]:
     else:
         way = choose(request, prepared)
         yield f"# tune in: {way.form} ({way.reason})"
-        yield from _tune(filler(way, request, prepared, "TUNER"))
+        yield from _tune(filler(way, request, prepared, "TUNER", Unfinished(cache_home() / "unfinished" / "STATE")))
     count = max(1, len(request.caches))
     staged = {context_name(at): _TUNED for at in range(count)}
     yield "# bake; the names of the contexts `tuned` carry digits of their content, the labels name the keys"
@@ -84,7 +85,7 @@ def _tune(how: Filler) -> Iterator[str]:
             ["docker", "build", "--no-cache", "--force-rm", "--network=none", f"--shm-size={how.shm_size}",
              "--tag=TUNING", "--file=-", str(how.previous.parent)]
         ) + " <<'EOF'"  # fmt: skip
-        yield from how.dockerfile().rstrip().splitlines()
+        yield from how.dockerfile(state=False).rstrip().splitlines()
         yield "EOF"
         yield f"docker create --name TUNING TUNING true && docker cp TUNING:/out {_TUNED}{CACHE_ROOT}"
     elif isinstance(how, ContainerFiller):

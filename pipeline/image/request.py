@@ -28,6 +28,7 @@ class Request:
     accept_base_versions: bool = False
     image: str = ""
     retune: bool = False
+    resume: bool = True  # take up what an interrupted tuning had finished; never when tuning again on purpose
     previous: Path | None = None
     caches: tuple[Path, ...] = ()
     tune_in: TuneIn = ""

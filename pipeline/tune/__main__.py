@@ -61,7 +61,11 @@ def _parser() -> argparse.ArgumentParser:
         help="measure the leading tactics and the default again before choosing; off: FlashInfer's argmin",
     )
     parser.add_argument(
-        "--judge-budget", type=float, default=0.3, metavar="S", help="seconds of judging per op and bucket, on average"
+        "--judge-budget",
+        type=float,
+        default=0.5,
+        metavar="S",
+        help="bound of all judging: seconds times ops times buckets",
     )
     parser.add_argument(
         "--engine-max-wait", type=float, default=7200.0, metavar="S", help="bound of an engine's own start, seconds"
@@ -75,8 +79,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _tune(arguments: argparse.Namespace) -> dict[str, object]:
+    from .again import until_none_crashes
     from .rank import result_path
-    from .supervise import Crew, environment, supervise, temporary, torchrun
+    from .supervise import Crew, temporary
 
     plan = read_plan(arguments.plan)
     if plan.engine is not None:
@@ -100,33 +105,33 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
     def tell(step: RankStep) -> None:
         log.note(f"{step.op}/{len(plan.ops)} {step.step}" if step.step.startswith("tuning") else step.step)
 
+    words = ["--plan", str(arguments.plan.resolve()), "--out", str(arguments.out.resolve())]
+    words += ["--timeout", str(arguments.timeout)]
+    words += ["--judge", arguments.judge, "--judge-budget", str(arguments.judge_budget)]
+    words += ["--share-gpu"] * arguments.share_gpu
+    if arguments.strategy:
+        words += ["--strategy", arguments.strategy]
+    if arguments.previous is not None:
+        words += ["--previous", str(arguments.previous.resolve())]
+    state = None if arguments.state is None else open_state(arguments.state)
     with temporary() as work, log.step(f"tune on {nproc} ranks"):
-        crew = Crew(nproc, arguments.timeout, work, tell)
-        words = ["--plan", str(arguments.plan.resolve()), "--out", str(arguments.out.resolve()), "--work", str(work),
-                 "--timeout", str(arguments.timeout)]  # fmt: skip
-        words += ["--judge", arguments.judge, "--judge-budget", str(arguments.judge_budget)]
-        words += ["--share-gpu"] * arguments.share_gpu + ["--no-resume"] * (not arguments.resume)
-        if arguments.strategy:
-            words += ["--strategy", arguments.strategy]
-        if arguments.state is not None:
-            words += ["--state", str(open_state(arguments.state))]
-        if arguments.previous is not None:
-            words += ["--previous", str(arguments.previous.resolve())]
+        crew = Crew(nproc, arguments.timeout, work, tell, tuple(op.name for op in plan.ops))
         try:
-            supervise(crew, [(torchrun(crew, "pipeline.tune.worker", words), environment(work))])
+            last = until_none_crashes(crew, words, state, resume=arguments.resume)
         except PipelineError as error:
-            error.log = _keep_log(work / "ranks.log", arguments.out)
+            error.log = _keep_log(work, arguments.out)
             raise
-        told: dict[str, object] = json.loads(result_path(work, 0).read_bytes())
+        told: dict[str, object] = json.loads(result_path(last, 0).read_bytes())
     return told
 
 
-def _keep_log(path: Path, out: Path) -> str:
-    """Put what the ranks printed beside where the cache would be."""
+def _keep_log(work: Path, out: Path) -> str:
+    """Put what the ranks of the last run printed beside where the cache would be."""
     try:
         out.mkdir(parents=True, exist_ok=True)
+        (*_, path) = sorted(work.glob("run-*/ranks.log"))
         return str(shutil.copyfile(path, out / "ranks.log"))
-    except OSError:
+    except (OSError, ValueError):
         return ""
 
 

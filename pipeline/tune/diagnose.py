@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.contract.errors import CacheRefused, PipelineError, TuningError, UsageError
 from pipeline.contract.exits import Exit
 
+from .attempt import Attempt, Crash
 from .rank import RankFailure
 from .steps import RankStep
 
@@ -24,6 +25,12 @@ class RankTrouble(PipelineError):
 
 class RankLost(RankTrouble, TuningError):
     """A rank's process ended without a word."""
+
+
+class RankCrashed(RankTrouble, TuningError):
+    """A tactic ended a rank's process, or its CUDA context; `crashes` says which."""
+
+    crashes: Sequence[Crash] = ()
 
 
 class RankStopped(RankTrouble, TuningError):
@@ -92,12 +99,15 @@ class RankState:
 
 @dataclass(frozen=True)
 class Situation:
-    """Every rank, why the supervisor looked (`bound` seconds where its watchdog fired), and the launcher's end."""
+    """Every rank, why the supervisor looked (`bound` seconds where its watchdog fired), the launcher's end and last
+    lines, and the names of the plan's ops.
+    """
 
     ranks: Sequence[RankState]
     bound: float | None = None
     launcher: int | None = None
     tail: Sequence[str] = field(default_factory=tuple)
+    ops: Sequence[str] = ()
 
 
 def _state(letter: str) -> str:
@@ -114,13 +124,16 @@ def diagnose(now: Situation) -> RankTrouble:
 def _diagnose(now: Situation) -> RankTrouble:
     """Find the rank to name.
 
-    In this order: an expected error of a rank; a rank that is gone or stopped, which outranks the timeouts that it
-    causes elsewhere; an unexpected exception; ranks that are waited for.
+    In this order: an expected error of a rank; a tactic that ended one; a rank that is gone or stopped, which outranks
+    the timeouts that it causes elsewhere; an unexpected exception; ranks that are waited for.
     """
     details = [line for state in now.ranks for line in state.lines()]
     refused = [s for s in now.ranks if s.failure and s.failure.kind == "refused"]
     if refused:
         return _refusal(refused, now)
+    crashed = [s for s in now.ranks if _crashed(s)]
+    if crashed:
+        return _crash(crashed, now, details)
     killed = [s for s in now.ranks if s.status is not None and s.status < 0 and s.status != -signal.SIGTERM]
     gone = killed or [s for s in now.ranks if s.step and not s.process and not s.failure and s.step.state == "running"]
     if gone:
@@ -141,6 +154,38 @@ def _diagnose(now: Situation) -> RankTrouble:
             hint="nothing was saved; the details are its traceback",
         )
     return _waiting(now, details)
+
+
+def _crashed(state: RankState) -> bool:
+    """Whether a rank ended by itself while it ran a tactic; who is killed or told to end does not."""
+    if state.step is None or state.step.trying is None:
+        return False
+    if state.failure is not None:
+        return state.failure.kind == "device"
+    return not state.process and state.status not in (None, 0, -signal.SIGKILL, -signal.SIGTERM)
+
+
+def _crash(crashed: Sequence[RankState], now: Situation, details: Sequence[str]) -> RankCrashed:
+    crashes: dict[bytes, Crash] = {}
+    for state in crashed:
+        assert state.step is not None
+        assert state.step.trying is not None
+        attempt = Attempt(**state.step.trying)
+        if state.failure is not None:
+            how = f"the GPU of rank {state.rank} takes no more work: {state.failure.message}"
+        elif state.status is not None and state.status < 0:
+            how = f"rank {state.rank} was ended by {_signal(state.status)}"
+        else:
+            how = f"rank {state.rank} ended with {state.status}"
+        place = now.ops[state.step.op - 1] if 0 < state.step.op <= len(now.ops) else ""
+        crashes.setdefault(attempt.identity, Crash(place, attempt, how))
+    error = RankCrashed(
+        f"a tactic ended its rank: {next(iter(crashes.values())).told()}",
+        details=[*now.tail, *details],
+        hint="nothing was saved; leave the op out with --skip-ops, and report the tactic to FlashInfer",
+    )
+    error.crashes = tuple(crashes.values())
+    return error
 
 
 def _refusal(refused: Sequence[RankState], now: Situation) -> RankTrouble:

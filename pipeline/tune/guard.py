@@ -18,6 +18,7 @@ import torch
 from pipeline.contract.errors import TuningError
 
 from . import flashinfer_api
+from .rank import DeviceLost
 
 _at = flashinfer_api.load()
 
@@ -34,12 +35,42 @@ class TacticOutOfMemory(RuntimeError):
     """A tactic ran out of memory: it is out of the race, the op is not."""
 
 
+class TacticCrashed(RuntimeError):
+    """A tactic that ended a rank in an earlier try: it is out of the race on all ranks."""
+
+
 class Unprepared(BaseException):
     """A rank cannot go on; `error` says why. No `Exception`, since FlashInfer would handle it."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+def context_lost() -> str:
+    """Why nothing runs on this process's GPU any more, or nothing.
+
+    A failed kernel leaves an error behind that can be taken back; after an illegal access none can.
+    """
+    if not torch.cuda.is_initialized():
+        return ""
+    with contextlib.suppress(Exception):
+        torch.cuda.synchronize()
+    with contextlib.suppress(Exception):
+        torch.cuda.cudart().cudaGetLastError()
+    try:
+        torch.ones(1, device="cuda").add_(1)
+        torch.cuda.synchronize()
+    except Exception as error:  # noqa: BLE001 - CUDA raises anything
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    return ""
+
+
+def survive(error: BaseException) -> None:
+    """After a tactic failed: raise `DeviceLost` where it took the GPU's context with it."""
+    lost = context_lost()
+    if lost:
+        raise DeviceLost(lost) from error
 
 
 @contextlib.contextmanager

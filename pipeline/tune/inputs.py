@@ -22,7 +22,7 @@ BOUNDS = {
     "bfloat16": "2 (2^-8 |exact| + k 2^-24 |a||b|)",
     "float8_e4m3fn": "2 (2^-8 |exact| + sqrt(k / 32) 2^-13 |a||b|), out in bfloat16",
 }
-_ROWS = 1024  # rows that are compared: all of them up to this many, else as many spread evenly, first and last included
+_ROWS = 256  # rows that are compared: all of them up to this many, else as many spread evenly, first and last included
 
 
 class DtypeUnknown(UsageError):
@@ -94,7 +94,7 @@ def _excess(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float, s
         )
     wide_a, wide_b = (t.float().double() if t.element_size() == 1 else t.double() for t in (a, b))
     exact = wide_a @ wide_b.T * scale
-    size = wide_a.abs() @ wide_b.abs().T * scale
+    size = (a.float().abs() @ b.float().abs().T).double() * scale  # a bound may be rounded, what it bounds may not
     allowed = unit_roundoff(out.dtype) * exact.abs() + summing * size
     wide = out.double()
     excess = torch.where(torch.isfinite(wide), (wide - exact).abs() / (2 * allowed + 1e-300), torch.inf)

@@ -1,7 +1,10 @@
 """The compiled modules that a plan loads, built once per node before anything is timed.
 
-The first rank of each node builds all of them in one run of ninja, and says how far it is; the others wait. Then
-every rank loads them. Building takes minutes and must not fall into a measurement, nor into a group's timeout.
+The first rank of each node builds all of them at once, and says how far it is; the others wait. Then every rank loads
+them. Building takes minutes and must not fall into a measurement, nor into a group's timeout.
+
+Each module is built as FlashInfer builds it on loading, in its own folder: ninja keeps its log where it runs, and what
+was built by one run for all (`build_jit_specs`) is unknown to the run that loads it, which compiles it once more.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from pipeline.contract.digest import sha256_file
@@ -78,17 +82,22 @@ def describe(one: Any) -> Module:  # noqa: ANN401 - a JitSpec
 
 def _build(specs: Sequence[Any], steps: Steps) -> str:
     """Build what is not there; return what went wrong, or nothing."""
-    from flashinfer.jit import build_jit_specs
-
     missing = [one for one in specs if not one.is_aot]
     if not missing:
         return ""
     try:
         with _progress(missing, steps):
-            build_jit_specs(missing, verbose=False)
+            build_all(missing)
     except Exception as failure:  # noqa: BLE001 - whatever the compiler's driver raises
         return _words(failure)
     return ""
+
+
+def build_all(specs: Sequence[Any]) -> None:
+    """Build modules side by side, each in its own folder; raise what the first that fails raises."""
+    with ThreadPoolExecutor(max(1, len(specs))) as pool:
+        for done in [pool.submit(one.build, verbose=False, need_lock=True) for one in specs]:
+            done.result()
 
 
 @contextlib.contextmanager

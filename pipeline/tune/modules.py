@@ -30,14 +30,12 @@ def compile_into(plan: Plan, out: Path) -> list[dict[str, object]]:
     """
     from dataclasses import asdict
 
-    from flashinfer.jit import build_jit_specs
-
-    from .jit import describe, specs_of
+    from .jit import build_all, describe, specs_of
 
     missing = [one for _, one in sorted(specs_of(plan).items()) if not one.is_aot]
     with log.step(f"compile {len(missing)} modules"):
         try:
-            build_jit_specs(missing, verbose=False)
+            build_all(missing)
         except Exception as error:  # compilers' drivers raise anything
             lines = str(error).strip().splitlines()
             raise ModulesFailed(

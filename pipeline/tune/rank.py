@@ -37,12 +37,16 @@ class CollectiveFailed(BaseException):
     """
 
 
+class DeviceLost(BaseException):
+    """A tactic destroyed this process's CUDA context: nothing more can run here. No `Exception`, as above."""
+
+
 @dataclass(frozen=True)
 class RankFailure:
     """Why a rank failed.
 
-    `kind` is `refused` for an expected error of ours, `collective` where another rank did not come, `bug` for
-    anything else. The details of a bug are its traceback.
+    `kind` is `refused` for an expected error of ours, `collective` where another rank did not come, `device` where a
+    tactic destroyed the CUDA context, `bug` for anything else. The details of a bug are its traceback.
     """
 
     rank: int
@@ -105,6 +109,8 @@ def _describe(rank: int, error: BaseException) -> RankFailure:
         return RankFailure(rank, "refused", int(error.exit_code), error.message, error.hint, error.details)
     if isinstance(error, CollectiveFailed):
         return RankFailure(rank, "collective", int(Exit.TUNING), str(error))
+    if isinstance(error, DeviceLost):
+        return RankFailure(rank, "device", int(Exit.TUNING), str(error))
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
     return RankFailure(rank, "bug", int(Exit.BUG), f"{type(error).__name__}: {error}", details=tuple(lines))
 

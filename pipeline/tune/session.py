@@ -24,6 +24,7 @@ from pipeline.contract.record import Record
 from . import flashinfer_api
 from . import rank as life
 from .agreement import one_gpu_each
+from .attempt import read_crashes
 from .coverage import Measured
 from .cpu_shim import CPU_KNOBS
 from .device import shared_note, take_device
@@ -65,11 +66,12 @@ class Options:
     timeout: float
     previous: Path | None
     judge: str = "on"
-    judge_budget: float = 0.3
+    judge_budget: float = 0.5
     share_gpu: bool = False
     strategy: str = ""
     state: Path | None = None
     resume: bool = True
+    crashed: Path | None = None  # tactics that ended a rank in an earlier try
 
 
 @dataclass
@@ -94,6 +96,7 @@ class Session:
     modules: tuple[Module, ...] = ()
     phases: dict[str, float] = field(default_factory=dict)  # seconds by phase
     budget: Budget | None = None
+    to_judge: int = 0  # buckets, over all ops, that this rank is to judge
     notes: list[str] = field(default_factory=list)
     strategy: Strategy = field(default_factory=lambda: Strategy(SYNCHRONIZED, ""))
     took_up: bool = False  # whether the ranks began with entries
@@ -166,7 +169,7 @@ def begin(options: Options, steps: Steps) -> Session:
     plan = read_plan(options.plan)
     rank, world = life.environment()
     device = take_device(plan, share_gpu=options.share_gpu)
-    tuner = ObservedTuner(CPU_KNOBS if device.type == "cpu" else {}, on_measure=steps.tick)
+    tuner = ObservedTuner(CPU_KNOBS if device.type == "cpu" else {}, on_try=steps.attempt)
     flashinfer_api.install(tuner)
     ranks = join(rank, world, options.timeout, steps, holders(plan, world))
     steps.say("reading the environment record")
@@ -187,11 +190,15 @@ def begin(options: Options, steps: Steps) -> Session:
         write_whole(place, earlier.data)
         tuner.load_configs(str(place))
     flashinfer_api.add_entries(tuner, kept.entries)
+    crashes = read_crashes(options.crashed)
+    tuner.banned = frozenset(one.attempt.identity for one in crashes)
+    for one in crashes:
+        flashinfer_api.forget(tuner, one.attempt.entry)
     measured = Measured((*earlier.covered, *kept.covered))
     session = Session(options, plan, ranks, device, record, tuner, measured, earlier, facts, started, began)
     session.strategy, session.took_up = strategy, bool(earlier.data or kept.entries)
     session.notes += [*kept.notes, *shared_note(facts)]
-    session.blocked += kept.blocked
+    session.blocked += [*kept.blocked, *(one.blocked() for one in crashes)]
     return session
 
 
@@ -237,6 +244,7 @@ def _terms(plan: Plan, record: Record, options: Options) -> dict[str, Any]:
         "strategy": options.strategy,
         "resume": [str(options.state or ""), options.resume],
         "judging": [options.judge, options.judge_budget],
+        "crashed tactics": [one.told() for one in read_crashes(options.crashed)],
         "environment record": record.key_inputs(),
         "FlashInfer's environment variables": {
             name: value

@@ -71,15 +71,17 @@ def check_saved(session: Session) -> tuple[Path, list[Covered]]:
         if not is_skipped(op.op, session.plan.skip_ops):
             rows[index] = cover(tuner, session.plan, op, case, session.measured)
     session.seconds = time.monotonic() - session.began
-    said: list[tuple[float, dict[int, list[Covered]], list[dict[str, Any]]]] = ranks.gather(
-        (session.seconds, rows, session.blocked)
+    undecided = session.budget.told() if session.budget is not None else ""
+    said: list[tuple[float, dict[int, list[Covered]], list[dict[str, Any]], str]] = ranks.gather(
+        (session.seconds, rows, session.blocked, undecided)
     )
+    session.notes += dict.fromkeys(note for _, _, _, note in said if note)
     session.facts = [
-        {**fact, "seconds": round(seconds, 3)} for fact, (seconds, _, _) in zip(session.facts, said, strict=True)
+        {**fact, "seconds": round(seconds, 3)} for fact, (seconds, _, _, _) in zip(session.facts, said, strict=True)
     ]
-    blocked = {canonical_json(one): one for _, _, theirs in said for one in theirs}  # each rank knows its own share
+    blocked = {canonical_json(one): one for _, _, theirs, _ in said for one in theirs}  # each rank knows its own share
     session.blocked = list(blocked.values())
-    return saved, _best_known([theirs for _, theirs, _ in said])
+    return saved, _best_known([theirs for _, theirs, _, _ in said])
 
 
 def _best_known(said: Sequence[dict[int, list[Covered]]]) -> list[Covered]:

@@ -17,7 +17,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-_SIZE = 4096  # bytes of a step file; the JSON is padded with spaces
+from .attempt import Attempt
+
+_SIZE = 8192  # bytes of a step file; the JSON is padded with spaces
 _TEXT = 300  # characters kept of a text: six bytes each at worst, so that the JSON always fits
 
 
@@ -27,8 +29,8 @@ class RankStep:
 
     `state` is `running`, `done` or `failed`. `waiting` says that the rank is inside a collective and can only go on
     when the others arrive; `collective` counts the collectives entered so far. `op` counts from 1, 0 before the
-    first. `changed` is when any of this last changed, `started` the kernel's start time of the process, which tells
-    the process from a later one with the same pid.
+    first. `trying` is the tactic that is run at the moment. `changed` is when any of this last changed, `started` the
+    kernel's start time of the process, which tells the process from a later one with the same pid.
     """
 
     rank: int
@@ -40,6 +42,7 @@ class RankStep:
     op: int = 0
     waiting: bool = False
     collective: int = 0
+    trying: dict[str, Any] | None = None
     changed: float = 0.0
 
     def told(self) -> str:
@@ -65,11 +68,17 @@ class Steps:
 
     def say(self, step: str, detail: str = "", *, op: int | None = None) -> None:
         """Begin a step."""
-        self._write(step=step[:_TEXT], detail=detail[:_TEXT], op=self._now.op if op is None else op)
+        self._write(step=step[:_TEXT], detail=detail[:_TEXT], op=self._now.op if op is None else op, trying=None)
 
     def tick(self, detail: str) -> None:
         """Say what is going on inside the step; proves that the rank is alive."""
         self._write(detail=detail[:_TEXT])
+
+    def attempt(self, attempt: Attempt | None, detail: str = "") -> None:
+        """Say which tactic is run now, before it is; None when it has been, and this process still is there."""
+        if attempt is not None or self._now.trying is not None:
+            changes = {"detail": detail[:_TEXT]} if detail else {}
+            self._write(trying=None if attempt is None else attempt.fits(), **changes)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:

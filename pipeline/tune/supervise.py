@@ -59,6 +59,7 @@ class Crew:
     timeout: float
     work: Path
     on_step: Callable[[RankStep], None] | None = None
+    ops: Sequence[str] = ()  # names of the plan's ops
 
 
 @contextlib.contextmanager
@@ -135,7 +136,7 @@ def supervise(crew: Crew, commands: Sequence[tuple[Sequence[str], Mapping[str, s
         if bound is None and all(process.returncode == 0 for process in processes):
             return
         ended = next((p.returncode for p in processes if p.returncode), None)
-        situation = Situation(_look(crew), bound or None, ended, _tail(log))
+        situation = Situation(_look(crew), bound or None, ended, _tail(log), crew.ops)
         _end_ranks(crew)
         raise diagnose(situation)
 
@@ -188,7 +189,11 @@ def _look(crew: Crew) -> list[RankState]:
                 _signal(step, signal.SIGCONT)
     deadline = now + _STACKS
     asked = [rank for rank, letter in processes.items() if letter]
-    while time.monotonic() < deadline and not all(_stack(crew.work, rank) for rank in asked):
+    # A rank that is gone without a word is explained by the launcher, once it has ended the others.
+    quiet = [r for r, s in steps.items() if s and not processes[r] and s.state == "running" and not _failed(crew, r)]
+    while time.monotonic() < deadline and not (
+        all(_stack(crew.work, rank) for rank in asked) and (not quiet or _launcher_saw(crew.work))
+    ):
         time.sleep(_POLL)
     ended = _launcher_saw(crew.work)
     return [
@@ -203,6 +208,10 @@ def _look(crew: Crew) -> list[RankState]:
         )
         for rank, step in steps.items()
     ]
+
+
+def _failed(crew: Crew, rank: int) -> bool:
+    return read_failure(crew.work, rank) is not None
 
 
 def _stack(work: Path, rank: int) -> str:

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import torch
 
 from . import flashinfer_api
-from .guard import OUT_OF_MEMORY, TacticOutOfMemory, guarded, preparing
+from .attempt import Attempt
+from .guard import OUT_OF_MEMORY, TacticCrashed, TacticOutOfMemory, guarded, preparing, survive
 
 _at = flashinfer_api.load()
 
@@ -83,18 +84,38 @@ class Watch:
         self.samples.clear()
 
 
+def _bucket(profile: Theirs, config: Theirs) -> int:
+    """The token count that a nearest profile stands for; 0 where nothing is dynamic."""
+    for spec in config.dynamic_tensor_specs:
+        return int(profile[spec.input_idx[0]][spec.dim_idx[0]])
+    return 0
+
+
 class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
-    """`on_measure` is told op, shapes and tactic before each measurement; `forbid` makes measuring an error."""
+    """`on_try` is told each tactic before it is run, and words about it; `forbid` makes measuring an error.
+
+    Tactics in `banned`, by identity, are never measured.
+    """
 
     def __init__(
-        self, knobs: Mapping[str, int], *, on_measure: Callable[[str], None] | None = None, forbid: bool = False
+        self,
+        knobs: Mapping[str, int],
+        *,
+        on_try: Callable[[Attempt | None, str], None] | None = None,
+        forbid: bool = False,
     ) -> None:
         super().__init__(**knobs)
         self.watch = Watch()
-        self._on_measure = on_measure
+        self.banned: frozenset[bytes] = frozenset()
+        self._on_try = on_try
         self._forbid = forbid
         self._op = ""
         self._kwargs: Mapping[str, Any] = {}
+
+    def tried(self, attempt: Attempt | None, words: str = "") -> None:
+        """Note the tactic that is run now; None when it has been."""
+        if self._on_try is not None:
+            self._on_try(attempt, words)
 
     def choose_one(self, custom_op: str, *args: Theirs, **kwargs: Theirs) -> Theirs:
         """Note which op is being chosen for. A replay must never be in tuning mode, whether or not it would measure."""
@@ -133,6 +154,13 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
             _at._tactic_to_json(tactic),
         )
         self.watch.lookups.append(lookup)
+        if not self.is_tuning_mode:
+            bucket = _bucket(key.nearest_profile, tuning_config)
+            self.tried(
+                Attempt(
+                    custom_op, lookup.runner, lookup.tactic, key.nearest_profile, bucket, key.file_key if hit else ""
+                )
+            )
         if self.watch.questions is not None and inputs is not None:
             self.watch.questions.append(
                 Question(custom_op, tuple(runners), tuning_config, list(inputs), dict(self._kwargs), lookup)
@@ -160,14 +188,17 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
         name = type(runner).__name__
         if self._forbid:
             raise ReplayMeasured(f"{self._op} {shapes}: {name} {tactic} was measured")
-        if self._on_measure is not None:
-            self._on_measure(f"{self._op} {shapes[0]}, {name} tactic {tactic}")
         profile = self._find_nearest_profile(shapes, tuning_config)
+        tried = _at._tactic_to_json(tactic)
 
         def note(time_ms: float, error: str = "") -> None:
-            tried = _at._tactic_to_json(tactic)
             self.watch.samples.append(Sample(self._op, name, tried, profile, time_ms, error))
 
+        attempt = Attempt(self._op, name, tried, profile, _bucket(profile, tuning_config))
+        if self.banned and attempt.identity in self.banned:
+            note(float("inf"), "it ended a rank before")
+            raise TacticCrashed(f"{name} tactic {tactic} ended a rank before")
+        self.tried(attempt, f"{self._op} {shapes[0]}, {name} tactic {tactic}")
         try:
             time_ms = super()._profile_single_kernel(runner, inputs, tactic, tuning_config, **kwargs)
         except BaseException as error:
@@ -175,7 +206,11 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
             if isinstance(error, OUT_OF_MEMORY):  # without a group FlashInfer would give the whole op up
                 with contextlib.suppress(Exception):
                     torch.cuda.empty_cache()
+                self.tried(None)
                 raise TacticOutOfMemory(str(error)) from error
+            survive(error)
+            self.tried(None)
             raise
+        self.tried(None)
         note(float(time_ms))
         return time_ms

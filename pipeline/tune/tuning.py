@@ -39,6 +39,7 @@ def tune(session: Session) -> None:
 def _in_step(session: Session) -> None:
     """Every holder of an op measures it, and FlashInfer averages each time over them."""
     at, ranks = flashinfer_api.load(), session.ranks
+    session.to_judge = sum(len(session.plan.ops[index].buckets) for index, _ in _held(session))
     for index, group in _held(session):
         buckets = _prepare(session, index, group)
         try:
@@ -53,7 +54,9 @@ def _in_step(session: Session) -> None:
 def _apart(session: Session) -> None:
     """The ranks agree on everything first; from then on none waits for another until all have measured their share."""
     todo = {index: _prepare(session, index, group) for index, group in _held(session)}
-    for index, buckets in _share(session, todo).items():
+    share = _share(session, todo)
+    session.to_judge = sum(len(buckets) for buckets in share.values())
+    for index, buckets in share.items():
         _measure(session, index, buckets, None)
         keep(session, index, buckets, _alone)
 
@@ -119,6 +122,7 @@ def _unanswered(session: Session, index: int) -> tuple[int, ...]:
                 keys.update(lookup.key for lookup in lookups)
             else:
                 found.append(bucket)
+    session.tuner.tried(None)
     session.used[index] = sorted(keys)
     return tuple(found)
 

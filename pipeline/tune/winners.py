@@ -18,6 +18,7 @@ from pipeline.contract.plan import OpPlan
 
 from . import flashinfer_api
 from .coverage import call, settings
+from .guard import survive
 from .judging.court import judge_op
 from .tokens import answering, replay_tokens
 
@@ -111,7 +112,9 @@ class Proof:
         try:
             excess = self.case.excess(tokens, call(self.session.tuner, self.case, tokens).out)
         except Exception as failure:  # noqa: BLE001 - a tactic may fail in any way
+            survive(failure)
             return f"{type(failure).__name__}: {str(failure).strip()[:200]}"
+        self.session.tuner.tried(None)
         return "" if excess <= 1.0 else f"its output is {excess:.3g} times the bound away from the reference"
 
     def _block(self, one: Wrong) -> None:

@@ -79,6 +79,7 @@ def test_the_classic_builder_tunes_in_a_run_step_too(serving: str, engine: Any, 
     from pipeline.contract.plan import Layout, OpPlan, Plan
     from pipeline.image.contexts import stage_plan
     from pipeline.image.fill import ClassicFiller
+    from pipeline.image.unfinished import Unfinished
 
     float32 = {"a": "float32", "b": "float32", "out": "float32"}
     op = OpPlan("qkv", "cpu_mm", {"n": 64, "k": 64}, float32, (1, 4))
@@ -94,7 +95,9 @@ def test_the_classic_builder_tunes_in_a_run_step_too(serving: str, engine: Any, 
     try:
         (tmp_path / "previous").mkdir()
         before = {image.id for image in client.images.list()}
-        filler = ClassicFiller(client, "tuned-test/serving:tuner", tmp_path / "previous", ("--timeout", "60"))
+        unfinished = Unfinished(tmp_path / "unfinished" / "digest")
+        options = ("--timeout", "60")
+        filler = ClassicFiller(client, "tuned-test/serving:tuner", tmp_path / "previous", options, unfinished)
         filler.fill(tmp_path / "out")
         tree, findings = check_root(tmp_path / "out" / "opt" / "flashinfer_autotune_cache")
         assert [str(f) for f in findings] == []

@@ -25,7 +25,7 @@ UNTUNED = (3, 5, 7, 12, 24, 40, 48, 96, 160, 200, 384, 640, 900, 1100, 1700, 230
 def _pair(question: Any, mine: Any, other: Any, device: Any, rounds: int) -> dict[str, Any]:
     from pipeline.tune.judging.bench import bench
 
-    trial = bench([question], [other, mine], device)
+    trial = bench([question], [other, mine], device, lambda _: None)
     if trial.failed:
         return {"failed": dict(trial.failed)}
     times = trial.rounds([0, 1], rounds)

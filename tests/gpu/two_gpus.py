@@ -8,6 +8,7 @@ Needs torch and FlashInfer importable. Everything that is found is written to OU
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -108,6 +109,21 @@ def entries(root: Path) -> dict[str, Any]:
     return {k: v for k, v in json.loads(path.read_text()).items() if not k.startswith("_")}
 
 
+def alike(bench: Bench, one: str, other: str) -> None:
+    """Where two tunes chose differently, their choices timed side by side in a fresh process: above 1, `other` is slower."""
+    path = bench.work / f"{one}-against-{other}.json"
+    words = (str(bench.work / one), str(path), "--against", str(bench.work / other))
+    bench.run(f"{one} against {other}", "tests.gpu.measure_cache", *words)
+    if not path.exists():
+        return
+    rows = [row for row in json.loads(path.read_text())["rows"] if "ratio" in row]
+    gains = sorted((1 / row["ratio"], f"{row['op']} at {row['tokens']}") for row in rows)
+    mean = math.exp(sum(math.log(gain) for gain, _ in gains) / len(gains)) if gains else 1.0
+    bench.put(f"{other} over {one}, where they differ", {
+        "entries": len(gains), "geometric mean": round(mean, 5), "ends": [gains[0], gains[-1]] if gains else [],
+    })  # fmt: skip
+
+
 def main(out: str) -> None:
     """Everything, in order of worth."""
     bench = Bench(Path(out))
@@ -129,6 +145,9 @@ def main(out: str) -> None:
     bench.put("entries that differ from synchronized-off", {
         name: [sum(base[k] != found.get(k) for k in base), len(base)] for name, found in done.items()
     })  # fmt: skip
+    alike(bench, "synchronized-on", "sharded-on")
+    groups = Path(__file__).with_name("side_by_side.py")
+    bench.run("NCCL and gloo side by side", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(groups))
     broken(bench, "killed", plan, signal.SIGKILL)
     broken(bench, "stopped", plan, signal.SIGSTOP)
     bench.run("70B, synchronized", "pipeline.tune", str(plans["Llama-3.3-70B-FP8"]), str(bench.work / "70b"), bound=150)

@@ -49,6 +49,7 @@ def broken(
         ("other_buckets", "rank 1 differs from the others in buckets before tuning"),
         ("other_skip_ops", "rank 1 differs from the others in plan digest before tuning"),
         ("other_seed", "rank 1 differs from the others in seed before tuning"),
+        ("other_environment", "rank 1 differs from the others in FlashInfer's environment variables before tuning"),
         ("warm_cache", "rank 1 differs from the others in cache entries at entry before wide"),
         ("tactic_missing", "rank 1 differs from the others in tactic lists before wide"),
     ],
@@ -59,6 +60,29 @@ def test_a_broken_contract_names_rank_and_field(
     done = broken(tuner, make_plan(), tmp_path, fault)
     assert done.status == 6
     assert error_line(done) == f"error: {expected}"
+
+
+BEFORE_TUNING = (
+    "plan digest", "ops in order", "seed", "skip_ops", "round_up", "buckets", "timeout", "strategy", "resume", "judging",
+    "crashed tactics", "environment record", "FlashInfer's environment variables",
+)  # fmt: skip
+BEFORE_AN_OP = (
+    "plan digest", "op", "buckets", "skip_ops", "rank to GPU", "cache entries at entry", "buckets to tune", "tactic lists",
+)  # fmt: skip
+
+
+def test_every_field_of_both_contracts_is_gathered_and_named(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    """A value that differs is planted field by field; what makes some of them differ in life has tests of its own."""
+    done = tuner.run("pipeline.tune", write_plan(make_plan(), tmp_path / "plan.json"), tmp_path / "out",
+                     fault="each_field_differs", rank="*")  # fmt: skip
+    assert done.status == 6
+    heard = error_line(done).partition("RuntimeError: ")[2].split("; ")
+    assert sorted(heard) == sorted(
+        [f"rank 1 differs from the others in {name} before tuning" for name in BEFORE_TUNING]
+        + [f"rank 1 differs from the others in {name} before wide" for name in BEFORE_AN_OP]
+    )
 
 
 def test_different_tactics_are_refused(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
@@ -197,7 +221,7 @@ def test_an_interrupt_ends_every_rank(
         for line in process.stderr:
             if "1/2 tuning wide" in line:
                 break
-        ranks = [json.loads(path.read_text())["pid"] for path in tmp_path.glob("tune-*/rank-*.step.json")]
+        ranks = [json.loads(path.read_text())["pid"] for path in tmp_path.glob("tune-*/run-0/rank-*.step.json")]
         assert len(ranks) == 2
         process.send_signal(number)
         said = process.stderr.read()

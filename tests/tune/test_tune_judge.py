@@ -16,7 +16,7 @@ from pipeline.contract.plan import Plan
 
 pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(180)]
 
-ON = ("--judge", "on")
+ON = ("--judge", "on", "--judge-budget", "20")  # enough for a busy machine
 Place = tuple[Manifest, dict[str, Any]]
 
 
@@ -55,6 +55,15 @@ def test_a_default_that_wins_is_an_entry_that_hits(tuner: Tuner, plan: Path, tmp
     replayed = tuner.run("pipeline.tune.replay", "--root", tmp_path / "out")
     assert replayed.status == 0, replayed.stderr
     assert replayed.told["hits"] == replayed.told["calls"] > 0
+
+
+def test_what_no_time_was_left_for_is_settled_by_rule_and_said(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", "--judge", "on", "--judge-budget", "0.0001")
+    assert done.status == 0, done.stderr
+    manifest, _ = read(tmp_path / "out")
+    assert [(row.tactic, row.decided_by) for row in manifest.covered] == [(-1, "default")] * 2
+    assert all("undecided after" in row.note for row in manifest.covered)
+    assert any(note.startswith("judging: 2 of 2 keys undecided within their share of 0.0 s") for note in manifest.notes)
 
 
 def test_judge_off_leaves_the_argmin(tuner: Tuner, plan: Path, tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from pipeline.tune.guard import survive
 from pipeline.tune.tuner import Question
 
 from .rule import Round
@@ -37,6 +38,7 @@ class Candidate:
     tactic: Any
 
 
+Trying = Callable[[Candidate | None], None]  # told a candidate before its first run, None when it has been run
 DEFAULT = Candidate(0, -1)  # what FlashInfer runs for a key that it does not know
 
 
@@ -49,9 +51,11 @@ class Bench(Protocol):
         """Time `count` rounds of the candidates `alive`."""
 
 
-def bench(points: Sequence[Question], candidates: Sequence[Candidate], device: torch.device) -> Bench:
+def bench(points: Sequence[Question], candidates: Sequence[Candidate], device: torch.device, trying: Trying) -> Bench:
     """Prepare the candidates at every point; those that fail are in `failed`, with the reason, and are never timed."""
-    return GpuBench(points, candidates, device) if device.type == "cuda" else CpuBench(points, candidates)
+    if device.type == "cuda":
+        return GpuBench(points, candidates, device, trying)
+    return CpuBench(points, candidates, trying)
 
 
 def _run(point: Question, inputs: Sequence[Any], candidate: Candidate) -> None:
@@ -72,17 +76,19 @@ def _words(error: BaseException) -> str:
 class CpuBench:
     """Wall-clock rounds of calls that block their caller."""
 
-    def __init__(self, points: Sequence[Question], candidates: Sequence[Candidate]) -> None:
+    def __init__(self, points: Sequence[Question], candidates: Sequence[Candidate], trying: Trying) -> None:
         self._points, self._candidates = points, candidates
         self.failed: dict[int, str] = {}
         self._calls: list[int] = []
         for number, candidate in enumerate(candidates):
+            trying(candidate)
             try:
                 for point in points:
                     _prepared(point, candidate)
                     _run(point, point.inputs, candidate)
             except Exception as error:  # noqa: BLE001 - a tactic may fail in any way
                 self.failed[number] = _words(error)
+        trying(None)
         for point in points:
             began = time.perf_counter()
             if 0 not in self.failed:
@@ -111,17 +117,21 @@ class CpuBench:
 class GpuBench:
     """CUDA graphs, or plain calls where the default cannot be captured."""
 
-    def __init__(self, points: Sequence[Question], candidates: Sequence[Candidate], device: torch.device) -> None:
+    def __init__(
+        self, points: Sequence[Question], candidates: Sequence[Candidate], device: torch.device, trying: Trying
+    ) -> None:
         self._candidates, self._device = candidates, device
         self.failed: dict[int, str] = {}
         self._inputs = [(point, _rotated(point, device)) for point in points]
         self._calls = [self._count(point, inputs) for point, inputs in self._inputs]
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, list[torch.cuda.CUDAGraph] | None] = {}
-        for number in range(len(candidates)):
+        for number, candidate in enumerate(candidates):
+            trying(candidate)
             self._add(number)
             if number == 0 and 0 in self.failed:
-                return
+                break
+        trying(None)
 
     def _add(self, number: int) -> None:
         candidate = self._candidates[number]
@@ -133,7 +143,7 @@ class GpuBench:
             torch.cuda.synchronize(self._device)
         except Exception as error:  # noqa: BLE001 - a tactic may fail in any way
             self.failed[number] = _words(error)
-            _clear_error()
+            survive(error)
             return
         if number and self._graphs[0] is None:
             self._graphs[number] = None
@@ -144,7 +154,7 @@ class GpuBench:
                 for (point, inputs), calls in zip(self._inputs, self._calls, strict=True)
             ]
         except Exception as error:  # noqa: BLE001
-            _clear_error()
+            survive(error)
             if number == 0:
                 self._graphs[0] = None
             else:

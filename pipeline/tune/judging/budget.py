@@ -1,7 +1,12 @@
-"""How long judging may take: an average per op and bucket, a share of it for one that is hard to decide."""
+"""How long judging may take: a bound of the whole, shared out so that no key takes what others need.
+
+The bound is hard but for one step: nothing is begun that, by what the last such step took, would not fit. What is
+still undecided then is settled by rule.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 _SHARE = 4.0  # one key may take this many times the average, while the total lasts
@@ -10,12 +15,14 @@ _RESERVE = 0.5  # of the average is kept for each key that is still to come
 
 @dataclass
 class Budget:
-    """Seconds. All ranks must be told the same, so that they stop together."""
+    """Seconds. `building` is what making a bench took last, `undecided` counts the keys that were settled by rule."""
 
     per_key: float
     keys: int
     spent: float = 0.0
     judged: int = 0
+    undecided: int = 0
+    building: float = 0.0
 
     @property
     def total(self) -> float:
@@ -23,12 +30,39 @@ class Budget:
         return self.per_key * self.keys
 
     def allow(self) -> float:
-        """What the next key may take, so that every later one still gets its reserve."""
-        reserve = _RESERVE * self.per_key
-        left = self.total - self.spent - reserve * max(0, self.keys - self.judged - 1)
-        return max(reserve, min(_SHARE * self.per_key, left))
+        """What the next key may take, so that every later one still gets its reserve; nothing where nothing is left."""
+        reserve = _RESERVE * self.per_key * max(0, self.keys - self.judged - 1)
+        return max(0.0, min(_SHARE * self.per_key, self.total - self.spent - reserve))
 
-    def take(self, seconds: float) -> None:
-        """Note what a key took."""
+    def take(self, seconds: float, *, clear: bool = True) -> None:
+        """Note what a key took, and whether it was decided."""
         self.spent += seconds
         self.judged += 1
+        self.undecided += not clear
+
+    def told(self) -> str:
+        """In words, where something was left undecided."""
+        if not self.undecided:
+            return ""
+        return (
+            f"judging: {self.undecided} of {self.judged} keys undecided within their share of {self.total:.1f} s, "
+            f"of which {self.spent:.1f} s were used; settled by rule (--judge-budget)"
+        )
+
+
+@dataclass
+class Turn:
+    """One key before the judge: what it has taken on the slowest rank, and what it may on the one that may least.
+
+    `round_seconds` is what one candidate took in one round last. `clear` says that more time would change nothing.
+    """
+
+    began: float
+    elapsed: float = 0.0
+    allowed: float = math.inf
+    round_seconds: float = 0.0
+    clear: bool = False
+
+    def fits(self, seconds: float) -> bool:
+        """Whether a step of so many seconds fits into what is allowed."""
+        return self.elapsed + seconds <= self.allowed

@@ -1,32 +1,39 @@
 """The decision rule of judging: which tactic to bake, given times measured side by side. Standard library only.
 
 Every round measures each candidate that is still in the running once, so a round's times belong together: clock,
-temperature and memory are the same for all. Candidates are compared by the trimmed mean of their paired logarithmic
-ratios, and measuring goes on until the comparison that decides is clear. What stays unclear is a tie.
+temperature and memory are the same for all. A sitting is a number of rounds with all tensors in the same place; many
+kernels are faster in one place than in another, so what decides is the scatter between sittings, not between rounds.
+
+    first sitting   finds who is in the running: the default and the few nearest to the fastest
+    further ones    with those alone, until the comparison that decides is clear, or no more may be had
 
     best        the fastest candidate
     tied        those that cannot be told from the best, and those within a cut of it. The cut lies where it decides
                 least: in the widest gap between the candidates, between LOW and HIGH above the best
-    chosen      the first of the tied, in the fixed order: the default, then the runners and tactics as they are offered
+    chosen      the first of the tied, in the fixed order: the default, then the runners and tactics as they are
+                offered; the default where the chosen one is not surely faster
 
-So two runs differ only where a gap is as narrow as the noise of many rounds, and then by about HIGH at most.
+So two runs differ only where a gap is as narrow as the noise of many sittings, and then by about HIGH at most.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 LOW, HIGH = 0.003, 0.010  # relative to the best: below is always a tie, above never
 WORSE_ANYWHERE = 0.005  # a candidate this much slower than the default at one token count is never chosen
-CLEAR = 3.0  # standard errors that make a difference clear
+CLEAR = 3.0  # standard errors that make a difference clear, between rounds
 TRIM = 0.2  # part of the rounds left out at each end
 BATCH = 8  # rounds between two looks
-LEAST, MOST = 32, 480  # rounds of one key in its first sitting
-SITTING = 24  # rounds of a further one
-MOSTLY = 0.85  # of all batches must be won against the default
+LEAST, MOST = 16, 96  # rounds of one key in its first sitting
+NEAR, CONTENDERS = 0.02, 4  # how near to the fastest one must be in the first sitting to come to the others; how many
+SITTING = 8  # rounds of a further sitting
+LEAST_SITTINGS, MOST_SITTINGS = 4, 12  # with the first one
+APART, SURE = 2.5, 2.0  # standard errors between sittings: to tell from the cut; to be surely faster than the default
+STEADY = 0.001  # what one sitting scatters by at least, relative: a few may agree by chance
 
 Round = Mapping[int, Sequence[float]]  # candidate → ln(milliseconds) at each token count; 0 is the default
 
@@ -48,6 +55,9 @@ class Verdict:
     decided_by: str
 
 
+UNTRIED = Verdict(0, 0, clear=False, drop=(), ratio=1.0, spread=0.0, decided_by="default")  # nothing was timed
+
+
 def centre(values: Sequence[float]) -> tuple[float, float]:
     """The trimmed mean, and its standard error from the winsorized variance (infinite below four values)."""
     n = len(values)
@@ -63,53 +73,84 @@ def centre(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(variance / n) / (1 - 2 * cut / n)
 
 
-def settle(sittings: Sequence[Sequence[Round]]) -> Verdict:
-    """Decide from several sittings; in the later ones the default and the choice lay in other memory.
+def contenders(rounds: Sequence[Round]) -> list[int]:
+    """Who comes to the further sittings after a first one: the default, and the few that are near the fastest.
 
-    What is chosen over the default must be faster in every sitting, and in most batches of rounds.
+    The default alone where nothing seems faster.
+    """
+    score = {c: centre(_ratios(rounds, c, 0))[0] for c in rounds[-1] if c == 0 or not _slow_somewhere(rounds, c)}
+    best = min(score.values())
+    if best > -STEADY:
+        return [0]
+    near = sorted((c for c in score if c and score[c] <= best + NEAR), key=lambda c: (score[c], c))
+    return sorted({0, *near[:CONTENDERS]})
+
+
+def settle(sittings: Sequence[Sequence[Round]]) -> Verdict:
+    """Decide from several sittings. Candidates of the last one are in the running.
+
+    Where the chosen one is not surely faster than the default, the default is chosen.
     """
     rounds = [one for sitting in sittings for one in sitting]
-    without: set[int] = set()
-    while True:
-        verdict = judge(rounds, without)
-        if verdict.chosen == 0 or confirmed(verdict.chosen, sittings):
-            return verdict
-        without.add(verdict.chosen)
+    alive = [c for c in sorted(sittings[-1][-1]) if c == 0 or not _slow_somewhere(rounds, c)]
+    means = [{c: centre(_ratios(sitting, c, 0))[0] for c in alive} for sitting in sittings]
+    score = {c: math.fsum(one[c] for one in means) / len(means) for c in alive}
+    best = min(alive, key=lambda c: (score[c], c))
+    behind = {c: (score[c] - score[best], _scatter(means, c, best)) for c in alive}
+    chosen, told = _first_tied(behind, APART)
+    clear = all(told[c] for c in alive if c <= chosen)
+    if chosen:
+        error = SURE * _scatter(means, chosen, 0)
+        if score[chosen] + error > 0:
+            chosen, clear = 0, score[chosen] - error > -LOW
+    drop = tuple(c for c, (distance, error) in behind.items() if c and distance - APART * error > HIGH)
+    spread = SURE * _scatter(means, chosen, 0) if chosen else 0.0
+    return Verdict(chosen, best, clear, drop, math.exp(score[chosen]), spread, _why(chosen, best))
 
 
-def confirmed(candidate: int, sittings: Sequence[Sequence[Round]]) -> bool:
-    """Whether a candidate beats the default in each sitting, and in MOSTLY of all batches of rounds.
+def _scatter(means: Sequence[Mapping[int, float]], mine: int, other: int) -> float:
+    """The standard error of the mean difference of two candidates, from how it scatters between sittings."""
+    if mine == other:
+        return 0.0
+    values = [one[mine] - one[other] for one in means]
+    middle = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return math.inf
+    deviation = math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
+    return max(deviation, STEADY) / math.sqrt(len(values))
 
-    A kernel that is fast in one state of the GPU and slow in another can win on average and lose for a while.
+
+def _first_tied(behind: Mapping[int, tuple[float, float]], errors: float) -> tuple[int, dict[int, bool]]:
+    """The first of those tied with the best, and of which candidates it is told on which side of the cut they are.
+
+    `behind` holds each candidate's distance from the best and its standard error.
     """
-    ratios = [_ratios(sitting, candidate, 0) for sitting in sittings]
-    batches = [math.fsum(one[at : at + BATCH]) for one in ratios for at in range(0, len(one) - BATCH + 1, BATCH)]
-    faster = sum(batch < 0 for batch in batches)
-    return faster >= MOSTLY * len(batches) and all(centre(one)[0] < -LOW for one in ratios)
+    cut = _cut(sorted(max(0.0, distance) for distance, _ in behind.values()))
+    told = {c: abs(distance - cut) > errors * error for c, (distance, error) in behind.items()}
+    return min(c for c, (distance, _) in behind.items() if distance <= (cut if told[c] else HIGH)), told
 
 
-def judge(rounds: Sequence[Round], without: Collection[int] = ()) -> Verdict:
-    """Decide from the rounds so far. Candidates of the last round are in the running, except those in `without`;
-    0, the default, always is.
-    """
-    alive = [c for c in sorted(rounds[-1]) if c not in without]
+def _why(chosen: int, best: int) -> str:
+    return "default" if chosen == best == 0 else "faster" if chosen == best else "tie"
+
+
+def judge(rounds: Sequence[Round]) -> Verdict:
+    """Decide from the rounds of one sitting so far. Candidates of the last round are in the running."""
+    alive = sorted(rounds[-1])
     score = {c: centre(_ratios(rounds, c, 0))[0] for c in alive}
     barred = {c for c in alive if c != 0 and _slow_somewhere(rounds, c)}
     running = [c for c in alive if c not in barred]
     best = min(running, key=lambda c: (score[c], c))
     behind = {c: centre(_ratios(rounds, c, best)) if c != best else (0.0, 0.0) for c in running}
-    cut = _cut(sorted(max(0.0, distance) for distance, _ in behind.values()))
-    told = {c: abs(distance - cut) > CLEAR * error for c, (distance, error) in behind.items()}
-    tied = {c for c, (distance, _) in behind.items() if distance <= (cut if told[c] else HIGH)}
-    chosen = min(tied)
+    chosen, told = _first_tied(behind, CLEAR)
     ratio, error = centre(_ratios(rounds, chosen, 0)) if chosen else (0.0, 0.0)
     # Only candidates that come before the chosen one in the fixed order, and the chosen one, decide.
     clear = all(told[c] for c in running if c <= chosen)
     drop = {c for c, (distance, error) in behind.items() if c and distance - CLEAR * error > HIGH} | {
         c for c in barred if len(rounds) >= LEAST
     }
-    why = "default" if chosen == best == 0 else "faster" if chosen == best else "tie"
-    return Verdict(chosen, best, clear, tuple(sorted(drop)), math.exp(ratio), CLEAR * error, why)
+    spread = CLEAR * error
+    return Verdict(chosen, best, clear, tuple(sorted(drop)), math.exp(ratio), spread, _why(chosen, best))
 
 
 def leading(screened: Mapping[int, float], within: float, most: int) -> list[int]:

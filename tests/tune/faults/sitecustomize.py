@@ -299,7 +299,7 @@ def no_memory_to_judge():
 
         module.bench = bench
 
-    _after("pipeline.tune.judging.court", change)
+    _after("pipeline.tune.judging.hearing", change)
 
 
 def _in_run(action):
@@ -313,6 +313,95 @@ def _in_run(action):
         module._run = run
 
     _after("pipeline.tune.ops.cpu_mm", change)
+
+
+def each_field_differs():
+    """Rank 1 says another value for one field after the other, in both contracts; each rank ends with what it heard."""
+
+    def change(module):
+        real, heard = module.Ranks.contract, []
+
+        def contract(self, said, when, group=None):
+            for name in said:
+                try:
+                    real(self, {**said, name: "another"} if self.rank == 1 else said, when, group)
+                except module.agree.__globals__["RanksDiffer"] as error:
+                    heard.append(error.message)
+            real(self, said, when, group)
+            if when != "before tuning":
+                raise RuntimeError("; ".join(heard))
+
+        module.Ranks.contract = contract
+
+    _after("pipeline.tune.ranks", change)
+
+
+def other_environment():
+    os.environ["FLASHINFER_AUTOTUNE_PLANTED"] = "1"
+
+
+def other_rounding():
+    _other_plan(lambda plan, replace: replace(plan, round_up=True))
+
+
+def crashing_tactic():
+    _in_run(lambda tactic, out: _crash(tactic[:2] == ("blas", "nk") and out.shape == (8, 192)))
+
+
+def every_tactic_crashes():
+    _in_run(lambda tactic, out: _crash(True))
+
+
+def crashing_in_proof():
+    """The one tactic that is fast crashes, but not where it is measured."""
+
+    def action(tactic, out):
+        if tactic[0] == "upcast":
+            if out.shape == (24, 64):
+                os._exit(3)
+        else:
+            time.sleep(0.0005)
+
+    _in_run(action)
+
+
+def crashing_default():
+    def change(module):
+        real = module.CpuRunner.forward
+
+        def forward(self, inputs, tactic=-1, do_preparation=False, **more):
+            _crash(tactic == -1 and not do_preparation)
+            return real(self, inputs, tactic=tactic, do_preparation=do_preparation, **more)
+
+        module.CpuRunner.forward = forward
+
+    _after("pipeline.tune.ops.cpu_mm", change)
+
+
+def device_lost():
+    """A tactic fails and leaves no GPU behind."""
+
+    def fail(tactic, out):
+        if tactic[:2] == ("blas", "nk") and out.shape == (8, 192):
+            raise RuntimeError("planted illegal access")
+
+    def change(module):
+        real = module.survive
+
+        def survive(error):
+            if "illegal" in str(error):
+                raise module.DeviceLost("AcceleratorError: planted")
+            real(error)
+
+        module.survive = survive
+
+    _in_run(fail)
+    _after("pipeline.tune.guard", change)
+
+
+def _crash(when):
+    if when:
+        os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def tuning_in_replay():

@@ -1,0 +1,82 @@
+"""The tactic that is being run at the moment, so that one that ends its process, or its CUDA context, can be named.
+
+A rank writes it into its step file before each run. When the rank dies there, the supervisor reads it, starts the ranks
+again and tells them to leave that tactic out at that bucket. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.contract.digest import canonical_json
+from pipeline.contract.files import write_json
+
+_LONGEST = 2000  # characters of an attempt as JSON
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A tactic of a runner, run for a profile of FlashInfer's; `entry` is the file key where a cache answered.
+
+    All values as JSON has them. `bucket` is the token count that the profile stands for.
+    """
+
+    custom_op: str
+    runner: str
+    tactic: Any
+    profile: Any
+    bucket: int
+    entry: str = ""
+
+    @property
+    def identity(self) -> bytes:
+        """What tells this tactic at this profile from all others."""
+        return identity(self.custom_op, self.runner, self.tactic, self.profile)
+
+    def fits(self) -> dict[str, Any] | None:
+        """As a JSON value that a step file has room for; None where it has not."""
+        value = asdict(self)
+        return value if len(json.dumps(value)) <= _LONGEST else None
+
+
+def identity(custom_op: str, runner: str, tactic: Any, profile: Any) -> bytes:  # noqa: ANN401 - JSON, or tuples of it
+    """The bytes by which a tactic at a profile is known."""
+    return canonical_json([custom_op, runner, tactic, profile])
+
+
+@dataclass(frozen=True)
+class Crash:
+    """An attempt that ended a rank: in which op of the plan, and how it ended."""
+
+    op: str
+    attempt: Attempt
+    reason: str
+
+    def told(self) -> str:
+        """In words."""
+        a = self.attempt
+        return f"{a.runner} tactic {a.tactic} of {a.custom_op} at {a.bucket} tokens ({self.op}): {self.reason}"
+
+    def blocked(self) -> dict[str, Any]:
+        """The row of the manifest's `blocked`."""
+        a = self.attempt
+        where = {"op": self.op, "bucket": a.bucket, "tokens": a.bucket, "entry": a.entry, "custom_op": a.custom_op}
+        return {**where, "runner": a.runner, "tactic": a.tactic, "reason": self.reason}
+
+
+def write_crashes(path: Path, crashes: Sequence[Crash]) -> Path:
+    """Write what the ranks must leave out."""
+    write_json(path, [asdict(crash) for crash in crashes])
+    return path
+
+
+def read_crashes(path: Path | None) -> tuple[Crash, ...]:
+    """What `write_crashes` wrote."""
+    if path is None:
+        return ()
+    found: list[Mapping[str, Any]] = json.loads(path.read_bytes())
+    return tuple(Crash(**{**one, "attempt": Attempt(**one["attempt"])}) for one in found)

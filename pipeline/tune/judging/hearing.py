@@ -1,0 +1,147 @@
+"""The sittings of one key: made, timed and ended together by all ranks that hold the op.
+
+Whatever steers the course is gathered first, and the slowest rank and the smallest allowance count, so that every rank
+takes the same turn and calls the same number of collectives.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipeline.tune import flashinfer_api
+from pipeline.tune.attempt import Attempt
+from pipeline.tune.tuner import ObservedTuner, Question
+
+from . import rule
+from .bench import Bench, Candidate, bench
+from .budget import Budget, Turn
+
+Gather = Callable[[Any], list[Any]]
+
+_SCREEN = 3  # rounds that find the leading candidates
+_WITHIN, _LEADERS = 0.04, 8  # how near to the fastest a candidate must be, and how many are judged
+
+
+@dataclass(frozen=True)
+class Hearing:
+    """One key at the token counts of `points`, which its entry answers; the first is `bucket`."""
+
+    tuner: ObservedTuner
+    device: torch.device
+    budget: Budget
+    gather: Gather
+    bucket: int
+    points: Sequence[Question]
+    turn: Turn
+
+    def hold(
+        self, candidates: Sequence[Candidate], tick: Callable[[str], None]
+    ) -> tuple[list[list[rule.Round]], dict[int, str], str]:
+        """All sittings, none where there is no time for any; which candidates failed; why a rank could not go on."""
+        turn = self.turn
+        self._meet()
+        if not turn.fits(self.budget.building):
+            return [], {}, ""
+        trial, error, failed = self._build(candidates)
+        if trial is None or error or 0 in failed:
+            return [], failed, error or failed.get(0, "a rank has no bench")
+        tick(f"{len(candidates)} candidates")
+        first = self._first(trial, [n for n in range(len(candidates)) if n not in failed], tick)
+        sittings = [first] if first else []
+        if first:
+            self._sit_again(candidates, sittings, trial, tick)
+        return sittings, failed, ""
+
+    def _first(self, trial: Bench, alive: list[int], tick: Callable[[str], None]) -> list[rule.Round]:
+        """Screen, then go on in batches until the first sitting is clear."""
+        quick = self._together(trial, alive, _SCREEN)
+        fastest = {c: min(math.fsum(one[c]) / len(one[c]) for one in quick) for c in alive}
+        alive = rule.leading({c: math.exp(value) for c, value in fastest.items()}, _WITHIN, _LEADERS)
+        rounds: list[rule.Round] = []
+        while self.turn.fits(self.turn.round_seconds * rule.BATCH * len(alive)):
+            tick(f"{len(alive)} candidates, round {len(rounds)}")
+            rounds += self._together(trial, alive, rule.BATCH)
+            verdict = rule.judge(rounds)
+            if len(alive) == 1 or (verdict.clear and len(rounds) >= rule.LEAST) or len(rounds) >= rule.MOST:
+                break
+            alive = [c for c in alive if c not in verdict.drop]
+        return rounds
+
+    def _sit_again(
+        self,
+        candidates: Sequence[Candidate],
+        sittings: list[list[rule.Round]],
+        first: Bench,
+        tick: Callable[[str], None],
+    ) -> None:
+        """What seems better than the default must be so with its tensors in other memory too: further sittings.
+
+        `first` and each later bench are kept until the end: what is freed would be handed out again.
+        """
+        kept: list[Bench] = [first]
+        alive, turn = rule.contenders(sittings[0]), self.turn
+        turn.clear = alive == [0]
+        while not turn.clear and len(sittings) < rule.MOST_SITTINGS:
+            if not turn.fits(self.budget.building + turn.round_seconds * rule.SITTING * len(alive)):
+                return
+            tick(f"{len(alive)} candidates, sitting {len(sittings)}")
+            trial, error, failed = self._build([candidates[number] for number in alive])
+            if trial is None or error or failed:
+                return
+            kept.append(trial)
+            more = self._together(trial, list(range(len(alive))), rule.SITTING)
+            sittings.append([{alive[place]: times for place, times in one.items()} for one in more])
+            if len(sittings) >= rule.LEAST_SITTINGS:
+                verdict = rule.settle(sittings)
+                turn.clear = verdict.clear
+                alive = [number for number in alive if number not in verdict.drop]
+
+    def _build(self, candidates: Sequence[Candidate]) -> tuple[Bench | None, str, dict[int, str]]:
+        """A bench; why some rank has none; which candidates failed on some rank."""
+        trial, error, began = None, "", time.monotonic()
+        try:
+            trial = bench(self.points, candidates, self.device, self._trying)
+        except Exception as failure:  # noqa: BLE001 - no memory for the copies, for one
+            error = f"{type(failure).__name__}: {failure}"
+        said = self.gather((error, dict(trial.failed) if trial else {}, time.monotonic() - began))
+        self.budget.building = max(seconds for _, _, seconds in said)
+        self._meet()
+        failed = {number: why for _, one, _ in said for number, why in one.items()}
+        return trial, next((one for one, _, _ in said if one), ""), failed
+
+    def _trying(self, candidate: Candidate | None) -> None:
+        """Say which candidate is run, in case it ends this process."""
+        if candidate is None:
+            self.tuner.tried(None)
+            return
+        question = self.points[0]
+        runner = type(question.runners[candidate.runner]).__name__
+        tactic = flashinfer_api.tactic_json(candidate.tactic)
+        self.tuner.tried(Attempt(question.custom_op, runner, tactic, question.lookup.profile, self.bucket))
+
+    def _together(self, trial: Bench, alive: list[int], count: int) -> list[rule.Round]:
+        """Everybody's rounds as one: the mean of the logarithmic times over the ranks."""
+        began = time.monotonic()
+        mine = trial.rounds(alive, count)
+        said = self.gather((mine, time.monotonic() - began))
+        self.turn.round_seconds = max(seconds for _, seconds in said) / (count * len(alive))
+        self._meet()
+        return [
+            {
+                c: tuple(math.fsum(times) / len(times) for times in zip(*(one[c] for one in same), strict=True))
+                for c in same[0]
+            }
+            for same in zip(*(rounds for rounds, _ in said), strict=True)
+        ]
+
+    def _meet(self) -> None:
+        """Agree on what this key has taken, and what it may: the longest and the least of any rank."""
+        said = self.gather((time.monotonic() - self.turn.began, self.budget.allow()))
+        self.turn.elapsed = max(elapsed for elapsed, _ in said)
+        self.turn.allowed = min(allowed for _, allowed in said)

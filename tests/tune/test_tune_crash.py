@@ -1,0 +1,90 @@
+"""A tactic that ends its process: found, left out, the tuning taken up again; and when that cannot go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tune_harness import Done, Tuner, error_line, read_manifest, write_plan
+
+from pipeline.cache.store import check_root
+from pipeline.contract.plan import Plan
+
+pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(300)]
+
+
+def tune(tuner: Tuner, plan: Plan, place: Path, fault: str, *words: object, rank: object = 1) -> Done:
+    file = write_plan(plan, place / "plan.json")
+    return tuner.run("pipeline.tune", file, place / "out", "--timeout", 20, *words, fault=fault, rank=rank)
+
+
+def blocked(root: Path) -> list[dict[str, Any]]:
+    assert [str(finding) for finding in check_root(root)[1]] == []
+    return list(read_manifest(root).blocked)
+
+
+@pytest.mark.parametrize(
+    ("fault", "strategy", "how"),
+    [
+        ("crashing_tactic", "synchronized", "rank 1 was ended by SIGSEGV"),
+        ("device_lost", "sharded", "the GPU of rank 1 takes no more work: AcceleratorError: planted"),
+    ],
+)
+def test_it_is_left_out_and_named(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, fault: str, strategy: str, how: str
+) -> None:
+    plan = make_plan(ops=make_plan().ops[::-1])  # the op that crashes comes second
+    words = ("--strategy", strategy, "--state", tmp_path / "state")
+    # In `sharded` the bucket belongs to one of the ranks, whichever it is dealt to.
+    done = tune(tuner, plan, tmp_path, fault, *words, rank=1 if strategy == "synchronized" else "*")
+    assert done.status == 0, done.stderr
+    rows = blocked(tmp_path / "out")
+    assert rows
+    assert {(one["op"], one["bucket"], one["runner"], one["tactic"][0]) for one in rows} == {
+        ("wide", 8, "CpuWholeRunner", "blas")
+    }
+    assert any(one["reason"] == how or strategy == "sharded" for one in rows), rows
+    assert (
+        "left out from now on: CpuWholeRunner tactic ['blas', 'nk', 0, 0, 1] of cpu_mm at 8 tokens (wide)"
+        in done.stderr
+    )
+    manifest = read_manifest(tmp_path / "out")
+    chosen = {(row.op, row.bucket): row for row in manifest.covered}
+    assert len(chosen) == 5
+    assert chosen["wide", 8].tactic[:2] != ["blas", "nk"]
+    assert chosen["wide", 8].failed == len(rows)
+    assert chosen["wide", 1].failed == chosen["wide", 32].failed == 0  # at other buckets it may run
+    taken = {row.op for row in manifest.covered if row.note == "taken up from an interrupted run"}
+    assert "narrow" in taken or strategy == "sharded"
+    assert tuner.run("pipeline.tune.replay", "--root", tmp_path / "out").status == 0
+
+
+@pytest.mark.once
+def test_a_crash_while_proving_is_found_too(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+    whole = make_plan()
+    plan = replace(whole, ops=(replace(whole.ops[1], buckets=(16, 32)),))
+    done = tune(tuner, plan, tmp_path, "crashing_in_proof", rank="*")
+    assert done.status == 0, done.stderr
+    rows = blocked(tmp_path / "out")
+    assert rows
+    assert {(one["op"], one["bucket"], one["tactic"][0]) for one in rows} == {("narrow", 16, "upcast")}
+    assert all(one["reason"].endswith("ended with 3") for one in rows)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("crashing_default", "tactic -1 of cpu_mm"), ("every_tactic_crashes", "(5 of 5 times at most)")],
+)
+def test_it_ends_in_the_end(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, fault: str, said: str
+) -> None:
+    judge = ("--judge", "on" if fault == "crashing_default" else "off")  # tuning itself never runs the default
+    done = tune(tuner, make_plan(), tmp_path, fault, *judge)
+    assert done.status == 6
+    assert error_line(done).startswith("error: a tactic ended its rank: Cpu")
+    assert said in done.stderr
+    assert [path.name for path in (tmp_path / "out").rglob("*")] == ["ranks.log"]
