@@ -1,0 +1,107 @@
+"""Which end of a rank counts as a tactic's doing, what is told of it, and what is kept of an interrupted tuning."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from pathlib import Path
+
+import pytest
+
+from pipeline.image.arguments import add_tuning_arguments, budget, request_from
+from pipeline.image.unfinished import Unfinished
+from pipeline.tune.attempt import Attempt, Crash, read_crashes, write_crashes
+from pipeline.tune.diagnose import RankCrashed, RankLost, RankState, Situation, diagnose
+from pipeline.tune.rank import RankFailure
+from pipeline.tune.steps import RankStep, Steps, read_step, step_path
+
+ATTEMPT = Attempt("bf16_gemm", "Runner", [1, "x"], [[16, 8], [4, 8]], 16)
+
+
+def state(status: int | None, *, trying: bool = True, failure: RankFailure | None = None) -> RankState:
+    step = RankStep(1, 2, "", step="tuning qkv", op=1, trying=ATTEMPT.fits() if trying else None)
+    return RankState(1, step, "", 1.0, failure, status)
+
+
+@pytest.mark.parametrize("status", [-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, 3, 134])
+def test_who_ends_by_itself_in_a_tactic_was_ended_by_it(status: int) -> None:
+    error = diagnose(Situation([state(status)], ops=("qkv",)))
+    assert isinstance(error, RankCrashed)
+    (crash,) = error.crashes
+    assert (crash.op, crash.attempt) == ("qkv", ATTEMPT)
+    assert error.message.startswith("a tactic ended its rank: Runner tactic [1, 'x'] of bf16_gemm at 16 tokens (qkv): ")
+    row = crash.blocked()
+    assert (row["op"], row["bucket"], row["runner"], row["tactic"]) == ("qkv", 16, "Runner", [1, "x"])
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [state(-signal.SIGKILL), state(-signal.SIGTERM), state(None), state(-signal.SIGSEGV, trying=False)],
+    ids=["killed", "told to end", "nobody saw", "between tactics"],
+)
+def test_any_other_end_blames_no_tactic(lost: RankState) -> None:
+    assert isinstance(diagnose(Situation([lost], ops=("qkv",))), RankLost)
+
+
+def test_a_lost_gpu_names_the_tactic_that_took_it() -> None:
+    failure = RankFailure(1, "device", 6, "AcceleratorError: illegal access")
+    error = diagnose(Situation([state(None, failure=failure)], ops=("qkv",)))
+    assert isinstance(error, RankCrashed)
+    assert error.crashes[0].reason == "the GPU of rank 1 takes no more work: AcceleratorError: illegal access"
+
+
+def test_what_was_tried_survives_in_the_step_file_until_something_else_is_said(tmp_path: Path) -> None:
+    steps = Steps(step_path(tmp_path, 0), 0)
+    steps.attempt(ATTEMPT, "words")
+    found = read_step(tmp_path, 0)
+    assert found is not None
+    assert found.trying is not None
+    assert (Attempt(**found.trying), found.detail) == (ATTEMPT, "words")
+    steps.say("something else")
+    found = read_step(tmp_path, 0)
+    assert found is not None
+    assert found.trying is None
+    huge = Attempt("op", "Runner", "x" * 5000, [], 1)
+    steps.attempt(huge)  # has no room: then no tactic can be named, and nothing breaks
+    found = read_step(tmp_path, 0)
+    assert found is not None
+    assert found.trying is None
+
+
+def test_crashes_reach_the_ranks_as_they_are(tmp_path: Path) -> None:
+    crashes = (Crash("qkv", ATTEMPT, "rank 1 was ended by SIGSEGV"),)
+    assert read_crashes(write_crashes(tmp_path / "crashed.json", crashes)) == crashes
+    assert read_crashes(None) == ()
+    same = Attempt("bf16_gemm", "Runner", (1, "x"), ((16, 8), (4, 8)), 16, "elsewhere")
+    assert same.identity == ATTEMPT.identity
+
+
+def asked(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_tuning_arguments(parser)
+    return parser.parse_args(["tiny", *words])
+
+
+def test_a_resumed_tuning_is_what_happens_unless_it_is_refused() -> None:
+    assert request_from(asked()).resume
+    assert not request_from(asked("--no-resume")).resume
+    assert request_from(asked("--no-resume")).tune_options == request_from(asked()).tune_options  # one inputs digest
+    assert "--judge-budget" in request_from(asked("--judge-budget", "2")).tune_options
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "1e9", "two"])
+def test_a_budget_is_some_seconds(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="not a number of seconds"):
+        budget(text)
+
+
+def test_what_is_kept_of_a_tuning_is_dropped_when_starting_anew(tmp_path: Path) -> None:
+    place = tmp_path / "unfinished" / ("a" * 64)
+    kept = Unfinished(place)
+    (kept.folder() / "op.json").write_text("{}")
+    assert [path.name for path in kept.folder().iterdir()] == ["op.json"]
+    assert (kept.options(), kept.name) == ((), "a" * 32)
+    anew = Unfinished(place, anew=True)
+    assert (list(anew.folder().iterdir()), anew.options()) == ([], ("--no-resume",))
+    anew.drop()
+    assert not place.exists()
