@@ -21,6 +21,7 @@ from pipeline.contract.plan import EngineRun
 from pipeline.tune.supervise import Process
 
 _POLL = 0.25
+_ANSWER = 30.0  # seconds for an answer: SGLang generates a token first
 _TOLD = 30.0  # seconds between two lines of progress
 _TAIL = 30
 # Options that are taken out, with the number of values each has; ours are put in their place.
@@ -130,7 +131,7 @@ def _wait(process: Process, who: tuple[str, int], logfile: Path, max_wait: float
 
 
 def _answers(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == http.HTTPStatus.OK
