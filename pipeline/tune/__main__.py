@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from pipeline import log
 from pipeline.contract.errors import PipelineError, UsageError
@@ -26,9 +28,16 @@ from .state import open_state
 from .steps import RankStep
 from .strategy import STRATEGIES
 
+if TYPE_CHECKING:
+    from .supervise import Nodes
+
 
 class NothingPlanned(UsageError):
     """The plan has no op."""
+
+
+class NodesInvalid(UsageError):
+    """--nnodes, --node-rank and --rdzv-endpoint do not fit together."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,6 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-resume", dest="resume", action="store_false", help="take up nothing from --state")
     parser.add_argument("--nproc", type=int, metavar="N", help="number of ranks (default: as planned)")
+    parser.add_argument("--nnodes", type=int, default=1, metavar="N", help="number of nodes that tune together")
+    parser.add_argument("--node-rank", type=int, default=0, metavar="N", help="which of them this is, from 0")
+    parser.add_argument(
+        "--rdzv-endpoint", default="", metavar="HOST:PORT", help="where the nodes meet: a port of node 0"
+    )
     parser.add_argument("--stage", action="store_true", help="write failures to OUT/failure.json and end with 0")
     parser.add_argument(
         "--judge",
@@ -81,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 def _tune(arguments: argparse.Namespace) -> dict[str, object]:
     from .again import until_none_crashes
     from .rank import result_path
-    from .supervise import Crew, temporary
+    from .supervise import Crew, Nodes, temporary
 
     plan = read_plan(arguments.plan)
     if plan.engine is not None:
@@ -99,6 +113,8 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
         )
     if nproc != plan.layout.world:
         log.warn(f"{nproc} ranks in place of the {plan.layout.world} planned: the result can be looked at, not baked")
+    nodes = Nodes(arguments.nnodes, arguments.node_rank, arguments.rdzv_endpoint)
+    local = _ranks_here(nodes, nproc)
     buckets = sum(len(op.buckets) for op in plan.ops)
     log.note(f"{plan.model}: {len(plan.ops)} ops, {buckets} buckets, {nproc} ranks on {plan.device} ({plan.arch})")
 
@@ -115,14 +131,33 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
         words += ["--previous", str(arguments.previous.resolve())]
     state = None if arguments.state is None else open_state(arguments.state)
     with temporary() as work, log.step(f"tune on {nproc} ranks"):
-        crew = Crew(nproc, arguments.timeout, work, tell, tuple(op.name for op in plan.ops))
+        crew = Crew(local, arguments.timeout, work, tell, tuple(op.name for op in plan.ops), nodes)
         try:
             last = until_none_crashes(crew, words, state, resume=arguments.resume)
         except PipelineError as error:
             error.log = _keep_log(work, arguments.out)
             raise
+        if nodes.rank != 0:
+            log.note("tuned; the first node has saved the cache")
+            return {}
         told: dict[str, object] = json.loads(result_path(last, 0).read_bytes())
     return told
+
+
+def _ranks_here(nodes: Nodes, world: int) -> int:
+    """How many of the ranks run on this node; raise `NodesInvalid` unless they can be shared out."""
+    if nodes.count == 1 and nodes.rank == 0:
+        return world
+    if nodes.count < 1 or not 0 <= nodes.rank < nodes.count:
+        raise NodesInvalid(f"--node-rank {nodes.rank} of --nnodes {nodes.count}", hint="nodes count from 0")
+    if world % nodes.count:
+        raise NodesInvalid(f"{world} ranks cannot be shared out over {nodes.count} nodes", hint="as many ranks on each")
+    if not re.fullmatch(r"\S+:[0-9]{1,5}", nodes.endpoint):
+        raise NodesInvalid(
+            f"--rdzv-endpoint {nodes.endpoint!r} names no place where {nodes.count} nodes could meet",
+            hint="HOST:PORT: an address of node 0 that all nodes reach, and a free port",
+        )
+    return world // nodes.count
 
 
 def _keep_log(work: Path, out: Path) -> str:
@@ -178,7 +213,8 @@ def main(words: list[str] | None = None) -> int:
         kept = f"; --state {arguments.state} keeps the finished ops" if arguments.state is not None else ""
         log.note(f"interrupted; nothing was saved{kept}")
         return int(Exit.INTERRUPTED)
-    _say(told)
+    if told:
+        _say(told)
     return int(Exit.OK)
 
 

@@ -42,11 +42,17 @@ def until_none_crashes(crew: Crew, words: Sequence[str], state: Path | None, *, 
             more += ["--crashed", str(write_crashes(work / "crashed.json", crashes))]
         command = torchrun(replace(crew, work=work), "pipeline.tune.worker", [*words, *more])
         try:
-            supervise(replace(crew, work=work), [(command, environment(crew.work))])
+            supervise(replace(crew, work=work), [(command, environment(crew.work, crew.nodes))])
         except RankCrashed as error:
             known = {one.attempt.identity for one in crashes}
             crashes += [one for one in error.crashes if one.attempt.identity not in known]
-            if run == RESTARTS or len(crashes) == len(known) or any(one.attempt.tactic == -1 for one in crashes):
+            alone = crew.nodes.count == 1  # nodes that do not know of each other's crashes cannot start again together
+            if (
+                not alone
+                or run == RESTARTS
+                or len(crashes) == len(known)
+                or any(one.attempt.tactic == -1 for one in crashes)
+            ):
                 raise
             for one in crashes[len(known) :]:
                 log.warn(f"left out from now on: {one.told()}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.contract.digest import canonical_json
+from pipeline.contract.files import write_whole
 from pipeline.contract.key import make_key
 from pipeline.contract.manifest import Covered, Manifest, RankFacts
 from pipeline.contract.opnames import is_skipped
@@ -57,7 +59,7 @@ def check_saved(session: Session) -> tuple[Path, list[Covered]]:
     if ranks.rank == 0:
         saved.parent.mkdir(parents=True, exist_ok=True)
         tuner.save_configs(str(saved))
-    ranks.barrier()
+    _hand_over(session, saved)
     ranks.steps.say("checking the coverage of the saved file")
     tuner.clear_cache()
     if not tuner.load_configs(str(saved)):
@@ -82,6 +84,18 @@ def check_saved(session: Session) -> tuple[Path, list[Covered]]:
     blocked = {canonical_json(one): one for _, _, theirs, _ in said for one in theirs}  # each rank knows its own share
     session.blocked = list(blocked.values())
     return saved, _best_known([theirs for _, theirs, _, _ in said])
+
+
+def _hand_over(session: Session, saved: Path) -> None:
+    """Wait until the file is saved; give it to the other nodes, where the first rank of each writes it down."""
+    ranks = session.ranks
+    if int(os.environ.get("LOCAL_WORLD_SIZE") or ranks.world) == ranks.world:
+        ranks.barrier()
+        return
+    data = ranks.broadcast(saved.read_bytes() if ranks.rank == 0 else None)
+    if ranks.rank != 0 and int(os.environ.get("LOCAL_RANK") or 0) == 0:
+        write_whole(saved, data)
+    ranks.barrier()
 
 
 def _best_known(said: Sequence[dict[int, list[Covered]]]) -> list[Covered]:

@@ -52,6 +52,25 @@ class Process(Protocol):
 
 
 @dataclass(frozen=True)
+class Nodes:
+    """How many nodes tune together, which of them this is, and where they meet (`host:port` of node 0)."""
+
+    count: int = 1
+    rank: int = 0
+    endpoint: str = ""
+
+    def words(self) -> list[str]:
+        """torchrun's words: one node asks no name server, several meet where they were told to."""
+        if self.count == 1:
+            return ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={_free_port()}", "--local-addr=127.0.0.1"]
+        host, _, port = self.endpoint.rpartition(":")
+        return [
+            f"--nnodes={self.count}", f"--node-rank={self.rank}", "--rdzv-backend=static",
+            f"--rdzv-endpoint={self.endpoint}", f"--master-addr={host.strip('[]')}", f"--master-port={port}",
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Crew:
     """How many ranks run, what bounds them (seconds), where they write, and what to tell about their progress."""
 
@@ -60,6 +79,13 @@ class Crew:
     work: Path
     on_step: Callable[[RankStep], None] | None = None
     ops: Sequence[str] = ()  # names of the plan's ops
+    nodes: Nodes = Nodes()
+
+    @property
+    def ranks(self) -> range:
+        """The global numbers of this node's ranks."""
+        first = self.nodes.rank * self.nproc
+        return range(first, first + self.nproc)
 
 
 @contextlib.contextmanager
@@ -81,8 +107,9 @@ def temporary() -> Iterator[Path]:
         yield Path(name)
 
 
-def environment(work: Path) -> dict[str, str]:
+def environment(work: Path, nodes: Nodes | None = None) -> dict[str, str]:
     """What every rank gets beyond the allow-list of `pipeline.run`."""
+    alone = nodes is None or nodes.count == 1
     code = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(p for p in (code, os.environ.get("PYTHONPATH", "")) if p)
     return {
@@ -92,7 +119,7 @@ def environment(work: Path) -> dict[str, str]:
         "TMPDIR": str(work),  # torchrun makes its own files there; nothing else may be writable
         ENV_WORKSPACE: os.environ.get(ENV_WORKSPACE) or _home() or str(work / "workspace"),
         # One node: the loopback device always exists, the host's name may be known to nobody.
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        **({"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")} if alone else {}),
         # The compiler is part of how FlashInfer builds its modules: another one in a server would build them again.
         **{name: os.environ[name] for name in ("CC", "CXX", "MAX_JOBS") if name in os.environ},
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
@@ -108,11 +135,10 @@ def _home() -> str:
 
 
 def torchrun(crew: Crew, module: str, words: Sequence[str]) -> list[str]:
-    """The command that runs `module` on every rank of this host, without asking any name server."""
+    """The command that runs `module` on every rank of this node."""
     return [
         sys.executable, "-m", "pipeline.tune.launch", str(crew.work / "launcher.json"),
-        "--nnodes=1", f"--nproc-per-node={crew.nproc}", "--max-restarts=0", "--monitor-interval=0.1",
-        "--master-addr=127.0.0.1", f"--master-port={_free_port()}", "--local-addr=127.0.0.1",
+        *crew.nodes.words(), f"--nproc-per-node={crew.nproc}", "--max-restarts=0", "--monitor-interval=0.1",
         "-m", module, *words,
     ]  # fmt: skip
 
@@ -149,10 +175,10 @@ def _watch(crew: Crew, processes: Sequence[Process]) -> float | None:
         states = [process.poll() for process in processes]
         if all(state == 0 for state in states) or any(state for state in states):
             return None
-        if any(read_failure(crew.work, rank) for rank in range(crew.nproc)):
+        if any(read_failure(crew.work, rank) for rank in crew.ranks):
             time.sleep(5 * _POLL)  # others may fail for the same reason: let them say so
             return 0.0
-        steps = [read_step(crew.work, rank) for rank in range(crew.nproc)]
+        steps = [read_step(crew.work, rank) for rank in crew.ranks]
         bound = _overdue(crew, steps, time.monotonic() - began)
         if bound is not None:
             return bound
@@ -179,7 +205,7 @@ def _overdue(crew: Crew, steps: Sequence[RankStep | None], elapsed: float) -> fl
 
 def _look(crew: Crew) -> list[RankState]:
     """Ask every living rank for its stack and collect what is known of each. A stopped rank is woken to answer."""
-    steps = {rank: read_step(crew.work, rank) for rank in range(crew.nproc)}
+    steps = {rank: read_step(crew.work, rank) for rank in crew.ranks}
     now = time.monotonic()
     processes = {rank: process_state(s.pid) if s and alive(s) else "" for rank, s in steps.items()}
     for rank, step in steps.items():
@@ -230,7 +256,7 @@ def _launcher_saw(work: Path) -> dict[int, int]:
 
 def _end_ranks(crew: Crew) -> None:
     """SIGKILL every rank that still runs: torchrun gives each a session of its own and would wait 30 s for it."""
-    for rank in range(crew.nproc):
+    for rank in crew.ranks:
         step = read_step(crew.work, rank)
         if step is not None:
             _signal(step, signal.SIGKILL)
