@@ -18,11 +18,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Tune, or find the cache in the store; print the cache root."""
     from pipeline import log
-    from pipeline.image.caches import collect
     from pipeline.image.flow import fill_store
 
     tuned = fill_store(request_from(arguments))
-    manifest = collect([tuned.root])[0].manifest
+    manifest = tuned.keys[0].manifest
     if arguments.json:
         told = {"root": str(tuned.root), "key": manifest.key, "seconds": tuned.seconds, "reused": tuned.reused}
         json.dump({**told, "entries": manifest.entries_per_op()}, sys.stdout, indent=2)

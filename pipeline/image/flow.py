@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import log
-from pipeline.cache.store import check_root
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.files import write_json
 from pipeline.contract.manifest import Manifest
@@ -20,7 +19,7 @@ from pipeline.home import cache_home
 from . import modules, store
 from .bake import bake
 from .buildkit import Built, Stage
-from .caches import Baked, collect
+from .caches import Baked, CachesRefused, collect
 from .choose import choose, filler
 from .gpus import Gpus
 from .guard import connected
@@ -31,7 +30,7 @@ from .prepare import Prepared, prepare
 from .present import is_present
 from .provenance import provenance
 from .request import Request
-from .staging import code_content, tree_digest
+from .staging import code_content
 from .tuning import tune
 from .unfinished import Unfinished
 from .verify import How, VerifyFailed, verify
@@ -42,12 +41,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Keys:
-    """What will be baked, the seconds that tuning it took, and whether the store had it."""
+class Keys:
+    """What will be baked, the seconds that tuning it took, and whether the store had it. `root`: where it was tuned."""
 
     keys: tuple[Baked, ...]
     seconds: float
     reused: bool
+    root: Path | None = None
 
 
 def _known_tuner(home: Path, digest: str) -> str:
@@ -57,7 +57,7 @@ def _known_tuner(home: Path, digest: str) -> str:
     return ""
 
 
-def tuned_root(request: Request, prepared: Prepared, clock: Clock, logfile: Path, *, trust_memory: bool) -> store.Tuned:
+def tuned_root(request: Request, prepared: Prepared, clock: Clock, logfile: Path, *, trust_memory: bool) -> Keys:
     """The tuned root for this request: from the store, or by tuning now."""
     tuner = _known_tuner(prepared.home, prepared.digest) if trust_memory and not request.retune else ""
     found = _stored(request, prepared, tuner) if tuner else None
@@ -78,21 +78,21 @@ def tuned_root(request: Request, prepared: Prepared, clock: Clock, logfile: Path
         anew = request.retune or not request.resume
         unfinished = Unfinished(prepared.home / "unfinished" / inputs.digest, anew)
         fill = filler(way, request, prepared, built.image_id, unfinished)
-        tuned = tune(fill, inputs, prepared.home, logfile, origin)
+        made = tune(fill, inputs, prepared.home, logfile, origin)
         unfinished.drop()
-        return tuned
+    return Keys(collect([made.root]), made.seconds, reused=False, root=made.root)
 
 
-def _stored(request: Request, prepared: Prepared, tuner: str) -> store.Tuned | None:
+def _stored(request: Request, prepared: Prepared, tuner: str) -> Keys | None:
     """What the store holds for this tuner; an entry that was damaged counts as none, and that is said."""
     found = store.take(prepared.home, _inputs(request, prepared, tuner))
     if found is None:
         return None
-    _, findings = check_root(found.root)
-    if findings:
-        log.warn(f"the stored cache is damaged, tuning again: {findings[0]}")
+    try:
+        return Keys(collect([found.root]), found.seconds, reused=True, root=found.root)
+    except CachesRefused as error:
+        log.warn(f"the stored cache is damaged, tuning again: {error.details[0]}")
         return None
-    return found
 
 
 def _with_modules(request: Request, prepared: Prepared, clock: Clock) -> Prepared:
@@ -120,16 +120,15 @@ def _inputs(request: Request, prepared: Prepared, tuner: str) -> store.Inputs:
         tuner=tuner,
         device=prepared.device,
         options={"tune": list(request.tune_options), "seed": prepared.plan.seed},
-        previous=tree_digest(request.previous),
+        previous=prepared.previous,
     )
 
 
-def _keys(request: Request, prepared: Prepared, clock: Clock, logfile: Path, *, trust_memory: bool) -> _Keys:
+def _keys(request: Request, prepared: Prepared, clock: Clock, logfile: Path, *, trust_memory: bool) -> Keys:
     if request.caches:
         with log.step("judge the imported caches"):
-            return _Keys(collect(request.caches), 0.0, reused=True)
-    tuned = tuned_root(request, prepared, clock, logfile, trust_memory=trust_memory)
-    return _Keys(collect([tuned.root]), tuned.seconds, tuned.reused)
+            return Keys(collect(request.caches), 0.0, reused=True)
+    return tuned_root(request, prepared, clock, logfile, trust_memory=trust_memory)
 
 
 def _verdict_file(home: Path, built: Built) -> Path:
@@ -175,7 +174,7 @@ def how_to_verify(engine: Engine, gpus: Gpus, processor: Mapping[str, Any], max_
     )
 
 
-def fill_store(request: Request) -> store.Tuned:
+def fill_store(request: Request) -> Keys:
     """Everything up to the tuned cache in the host's store: what `pipeline tune` does."""
     from pipeline.engine import ensure
 

@@ -64,6 +64,7 @@ class Prepared:
     home: Path
     decides: Mapping[str, Any]
     digest: str
+    previous: str  # digest of the cache that the ranks start from, empty where there is none
     two_bases: bool  # the stage that tunes stands on another base than the finished image
 
     def final_builder(self, keys: int) -> Builder:
@@ -200,7 +201,7 @@ def prepare(
         for line in check(gpus, plan.layout.world, require_idle=request.require_idle):
             log.warn(line)
         check_driver(gpus, facts.cuda if facts.complete else versions["CUDA_VERSION"])
-    staging = Staging(home)
+    staging, previous = Staging(home), tree_digest(request.previous)
     kind = flavour(
         client, base, facts, device=plan.device, wanted=request.base_image, versions=versions, root=request.root,
         home=home, logfile=logfile,
@@ -210,13 +211,13 @@ def prepare(
         "code": staging.code(),
         "modules": staging.empty(),
         "plan": staging.plan(plan),
-        "previous": staging.previous(request.previous),
+        "previous": staging.previous(request.previous, previous),
         **kind.houses,
     }
     here = gpus.facts() if plan.device == "cuda" else device.read_processor(client, base.reference, local=engine.local)
     decides: dict[str, Any] = {
         "base": base.image_id, "wheels": kind.digest, "code": code_content(), "plan": plan.to_json(), "device": here,
-        "previous": tree_digest(request.previous), "dockerfile": sha256_bytes(template),
+        "previous": previous, "dockerfile": sha256_bytes(template),
         "options": request.tune_options,
     }  # fmt: skip
     from pipeline.engine.buildx import environment
@@ -238,6 +239,7 @@ def prepare(
             "SOURCE_DATE_EPOCH": str(contexts.FIXED_TIME),
             **kind.arguments,
         },
+        previous=previous,
         two_bases=kind.two_bases,
         staging=staging,
         home=home,

@@ -114,7 +114,7 @@ def retune(image: str, request: Request) -> Changed:
             prepared = prepare(_for(request, image, plan), engine, client, logfile)
             tuned = tuned_root(replace(request, retune=True), prepared, Clock(), logfile, trust_memory=False)
             seconds += tuned.seconds
-            made += collect([tuned.root])
+            made += tuned.keys
         name = request.image or (image if _is_name(client, image) else usual_name(tuple(k.manifest for k in made)))
         return _change(
             client,

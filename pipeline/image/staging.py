@@ -49,9 +49,8 @@ class Staging:
         """plan.json."""
         return self.directory("plan", plan.to_json(), lambda place: contexts.stage_plan(plan, place))
 
-    def previous(self, previous: Path | None) -> Path:
-        """An earlier cache root, or an empty folder."""
-        digest = tree_digest(previous)
+    def previous(self, previous: Path | None, digest: str) -> Path:
+        """An earlier cache root whose `tree_digest` is known, or an empty folder."""
         return self.directory("previous", digest, lambda place: contexts.stage_previous(previous, place))
 
     def modules(self, root: Path) -> Path:
