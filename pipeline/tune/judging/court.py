@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pipeline.tune.session import Session
 
 _HOPELESS = 1.5  # times FlashInfer's own best: not timed again
-_CPU_SHARE = 0.5  # a CPU's clock gains little from more rounds
 
 
 def judge_op(session: Session, op: OpPlan, case: Case, known: Collection[str], gather: Gather) -> None:
@@ -58,8 +57,7 @@ def judge_op(session: Session, op: OpPlan, case: Case, known: Collection[str], g
 def budget_of(session: Session) -> Budget:
     """The session's budget, made when it is first asked for."""
     if session.budget is None:
-        share = _CPU_SHARE if session.device.type == "cpu" else 1.0
-        session.budget = Budget(session.options.judge_budget * share, session.to_judge)
+        session.budget = Budget(session.options.judge_budget, session.to_judge)
     return session.budget
 
 
