@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipeline import log, run
+from pipeline import log
 from pipeline.cache.enginefiles import group_of, layout_described
 from pipeline.cache.layouts import layout_of
 from pipeline.cache.layouts.collected import Collected, collect
@@ -28,10 +28,10 @@ from pipeline.contract.exits import Exit
 from pipeline.contract.key import Key
 from pipeline.contract.manifest import Manifest
 from pipeline.contract.places import CACHE_ROOT, ENV_CACHE_DIR
-from pipeline.contract.record import Record
 from pipeline.tune.record import differences
 from pipeline.tune.supervise import temporary
 
+from .apart import record_apart
 from .serve import lay_config, ready
 
 _SHOWN = 20
@@ -92,9 +92,7 @@ def _misses(manifest: Manifest, baked: Group, offered: Path, was: Collected) -> 
 
 
 def _record_differences(manifest: Manifest) -> list[dict[str, Any]]:
-    done = run.run([sys.executable, "-m", "pipeline.tune.record"], capture=True, timeout=300.0)
-    here = Record.from_json(json.loads(done.stdout.strip().splitlines()[-1])["record"])
-    return differences(manifest.record, here)
+    return differences(manifest.record, record_apart())
 
 
 def main(words: list[str] | None = None) -> int:

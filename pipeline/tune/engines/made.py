@@ -5,15 +5,13 @@ engine start ─▶ its files ─ the engine's rule, the record, the number of r
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline import log, run
+from pipeline import log
 from pipeline.cache.engine_variables import VARIABLE_OF
 from pipeline.cache.layouts import describe, layout_of
 from pipeline.cache.layouts.collected import Collected, collect
@@ -27,10 +25,10 @@ from pipeline.contract.record import Record
 from pipeline.tune.save import file_facts, publish
 from pipeline.tune.supervise import temporary
 
+from .apart import record_apart
 from .judge import Expected, judge, only_group
 from .serve import lay_config, ready
 
-_RECORD_SECONDS = 300.0
 _SHOWN = 30
 
 
@@ -85,11 +83,8 @@ def tune_with_engine(plan: Plan, out: Path, *, max_wait: float) -> dict[str, Any
 
 
 def _record(plan: Plan) -> Record:
-    """This environment's record, one GPU name for each rank; read by a process that ends before the engine starts,
-    since it would hold memory of a GPU.
-    """
-    done = run.run([sys.executable, "-m", "pipeline.tune.record"], capture=True, timeout=_RECORD_SECONDS)
-    record = Record.from_json(json.loads(done.stdout.strip().splitlines()[-1])["record"])
+    """This environment's record, one GPU name for each rank."""
+    record = record_apart()
     world = plan.layout.world
     if plan.device == "cpu":
         return record
