@@ -11,6 +11,7 @@ from pipeline.contract.errors import CacheRefused, PipelineError, TuningError, U
 from pipeline.contract.exits import Exit
 
 from .attempt import Attempt, Crash
+from .causes import remedy
 from .rank import RankFailure
 from .steps import RankStep
 
@@ -139,6 +140,10 @@ def _diagnose(now: Situation) -> RankTrouble:
     if gone:
         how = f"was ended by {_signal(gone[0].status)}" if gone[0].status else "ended without a word"
         hint = "nothing was saved; SIGKILL often means that the machine ran out of memory"
+        bus = (
+            ["bus error: shared memory"] if gone[0].status == -signal.SIGBUS else []
+        )  # a page of /dev/shm that is full
+        hint = remedy([*bus, *now.tail], hint)
         return RankLost(f"rank {gone[0].rank} {how} at: {gone[0].place}", details=[*now.tail, *details], hint=hint)
     stopped = [s for s in now.ranks if s.process in ("T", "t")]
     if stopped:
@@ -151,7 +156,9 @@ def _diagnose(now: Situation) -> RankTrouble:
         return RankBroken(
             f"rank {broken[0].rank} failed at: {broken[0].place}: {failure.message}",
             details=[*failure.details, *details],
-            hint="nothing was saved; the details are its traceback",
+            hint=remedy(
+                [failure.message, *failure.details, *now.tail], "nothing was saved; the details are its traceback"
+            ),
         )
     return _waiting(now, details)
 

@@ -338,3 +338,19 @@ def test_pip_s_choice_of_torch_for_another_cuda_is_refused() -> None:
     pins = {"torch": "2.13.0", "flashinfer-python": "0.6"}
     assert _resolvable(cuda("13.0.3", "2.13.0"), pins) == "torch==2.13.0,!=2.13.0+cpu\nflashinfer-python==0.6\n"
     assert _resolvable(CPU, pins) == "torch==2.13.0\n"
+
+
+def test_the_commands_of_a_plan_are_those_that_the_sdk_would_run(tmp_path: Path) -> None:
+    from pipeline.image.contain import Sandbox
+    from pipeline.image.fill import WORKSPACE
+    from pipeline.image.printplan import docker_run
+
+    sandbox = Sandbox("0:0", True, {"B": "2", "A": "1"}, 7, Gpus("cdi", devices=("nvidia.com/gpu=0",)))
+    assert docker_run("IMAGE", ["python3"], sandbox) == [
+        "docker", "run", "--rm", "--network", "none", "--shm-size", "7", "--entrypoint", "", "--device",
+        "nvidia.com/gpu=0", "--env", "A=1", "--env", "B=2", "--user", "0:0", "--read-only", "--tmpfs",
+        "/tmp:rw,mode=1777", "IMAGE", "python3",
+    ]  # fmt: skip
+    options = sandbox.options()
+    assert (options["network_mode"], options["shm_size"], options["user"], options["read_only"]) == ("none", 7, "0:0", True)  # fmt: skip
+    assert WORKSPACE.startswith("/tmp/")

@@ -18,6 +18,7 @@ from pathlib import Path
 from pipeline import log, run
 from pipeline.contract.errors import TuningError, UsageError
 from pipeline.contract.plan import EngineRun
+from pipeline.tune.causes import remedy
 from pipeline.tune.supervise import Process
 
 _POLL = 0.25
@@ -112,7 +113,7 @@ def _wait(process: Process, who: tuple[str, int], logfile: Path, max_wait: float
             raise EngineDied(
                 f"{name} {run.describe(status)} before it was ready",
                 details=tail(logfile),
-                hint="its own last lines are above; the same command must start in the image",
+                hint=remedy(tail(logfile), "its own last lines are above; the same command must start in the image"),
             )
         if _answers(port):
             return
