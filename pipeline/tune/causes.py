@@ -10,7 +10,8 @@ from collections.abc import Iterable
 _CAUSES = (
     (
         re.compile(r"(?i)(/dev/shm|shared memory)[^\n]*(no space|error|fail|insufficient|bus error)|"
-                   r"(no space left|bus error|error while creating|failed to (extend|open|create))[^\n]*(/dev/shm|shared memory)"),
+                   r"(no space left|bus error|error while creating|failed to (extend|open|create))[^\n]*"
+                   r"(/dev/shm|shared memory)"),
         "shared memory is too small for NCCL: a container needs --shm-size=1g or more, or --ipc=host",
     ),
     (
