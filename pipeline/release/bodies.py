@@ -20,7 +20,8 @@ _BLOCK = 1 << 20
 def blocks(response: requests.Response, limit: int | None, whole: float) -> Iterator[bytes]:
     """The body in blocks. Raises `BlobBroken` above `limit` bytes or when less comes than was announced."""
     began, size = time.monotonic(), 0
-    for block in response.iter_content(_BLOCK):
+    # read1: what has come, however little, so that the clock is looked at while a registry sends byte by byte
+    while block := response.raw.read1(_BLOCK, decode_content=False):
         size += len(block)
         if limit is not None and size > limit:
             raise BlobBroken(f"what the registry sends is larger than {limit:,} bytes", hint="nothing of ours is")

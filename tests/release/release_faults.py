@@ -23,7 +23,7 @@ class Fault:
 
     `status` answers with it instead of asking the registry. `drop`: `request` reads half of what is sent and closes,
     `response` sends half of the answer and closes, `now` closes at once. `wait` sleeps so many seconds first.
-    `change` flips a byte of the answer's body.
+    `change` flips a byte of the answer's body. `drip` sends the answer's body so many seconds a byte.
     """
 
     method: str = ".*"
@@ -36,6 +36,7 @@ class Fault:
     drop: str = ""
     wait: float = 0.0
     change: bool = False
+    drip: float = 0.0
     hits: int = 0
 
 
@@ -134,15 +135,20 @@ def _handle(handler: BaseHTTPRequestHandler, proxy: Proxy) -> None:
         told = json.dumps({"errors": [{"code": fault.code, "message": fault.message}]}).encode()
         _answer(handler, fault.status, {"Content-Type": "application/json", **fault.headers}, told)
         return
-    upstream = http.client.HTTPConnection(proxy.upstream, timeout=60)
-    # The host stays as it was asked: the registry names itself in Location by it.
-    upstream.request(method, path, body, {k: v for k, v in handler.headers.items() if k.lower() not in _HOP})
-    response = upstream.getresponse()
-    data = response.read()
-    upstream.close()
+    with contextlib.closing(http.client.HTTPConnection(proxy.upstream, timeout=60)) as upstream:
+        # The host stays as it was asked: the registry names itself in Location by it.
+        upstream.request(method, path, body, {k: v for k, v in handler.headers.items() if k.lower() not in _HOP})
+        response = upstream.getresponse()
+        data = response.read()
     headers = {k: v for k, v in response.getheaders() if k.lower() not in _HOP}
     if fault is not None and fault.change and data:
         data = bytes([data[0] ^ 1]) + data[1:]
+    if fault is not None and fault.drip:
+        _answer(handler, response.status, headers, data, only=0)
+        for byte in data:
+            handler.wfile.write(bytes([byte]))
+            time.sleep(fault.drip)
+        return
     if fault is not None and fault.drop == "response":
         _answer(handler, response.status, headers, data, only=len(data) // 2)
         _cut(handler)

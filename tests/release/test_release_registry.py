@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -342,3 +343,13 @@ def test_a_blob_that_breaks_off_is_read_again_and_a_changed_one_is_refused(fault
 def test_nobody_listens_and_something_else_does(tmp_path):
     with Registry(f"127.0.0.1:{free_port()}", NOBODY, QUICK) as registry, pytest.raises(errors.RegistrySilent):
         registry.tags("any")
+
+
+def test_a_registry_that_sends_byte_by_byte_is_given_up(faulty):
+    with Registry(faulty.host, NOBODY, replace(QUICK, whole=1.0)) as registry:
+        image(registry, "drips")
+        faulty.fail(method="GET", drip=0.05)
+        began = time.monotonic()
+        with pytest.raises(errors.RegistrySilent, match="longer than 1 s"):
+            registry.manifest("drips", "one")
+        assert time.monotonic() - began < 15
