@@ -1,0 +1,238 @@
+"""A whole release: a real engine with the containerd store, a real registry behind a proxy that counts, real cosign."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "release")]
+
+import release_debian  # noqa: E402 - lies beside the tests of the registry
+from release_faults import Proxy, Seen  # noqa: E402
+from release_registries import running  # noqa: E402
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
+
+PASSWORD = "a pass+word/of the key"
+WRITES = ("PUT", "POST", "PATCH")
+MATRIX = """
+[annotations]
+"org.opencontainers.image.licenses" = "Apache-2.0"
+
+[[cells]]
+model = "tiny"
+tp = 1
+device = "cpu"
+ops = ["o"]
+buckets = [1, 8]
+judge = "off"
+
+[[cells]]
+model = "tiny"
+tp = 1
+device = "cpu"
+cache = "nowhere"
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    status: int
+    told: dict[str, Any]
+    stderr: str
+
+    @property
+    def cell(self) -> dict[str, Any]:
+        """The cell that can be released."""
+        return self.told["cells"][0]
+
+
+@dataclass(frozen=True)
+class Shop:
+    """An engine and a registry of our own, and a folder with a matrix and a key."""
+
+    folder: Path
+    proxy: Proxy
+    env: dict[str, str]
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "pipeline", "release", "--registry", self.proxy.host, "--json", *words]
+        command += ["--matrix", str(self.folder / "release.toml"), "--sign", str(self.folder / "cosign.key")]
+        return subprocess.Popen(
+            command, cwd=ROOT, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def release(self, *words: str) -> Ran:
+        self.proxy.seen.clear()
+        process = self.start(*words)
+        out, err = process.communicate(timeout=1500)
+        assert "Traceback" not in err, err
+        return Ran(process.returncode, json.loads(out) if out else {}, err)
+
+    def written(self) -> list[Seen]:
+        return [one for one in self.proxy.seen if one.method in WRITES]
+
+    def skopeo(self, *words: str, image: str) -> bytes:
+        """What skopeo reads at the registry itself, past the proxy."""
+        name = image.replace(self.proxy.host, self.proxy.upstream)
+        command = ["skopeo", "inspect", *words, "--tls-verify=false", f"docker://{name}"]
+        return subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
+
+    def tags(self) -> list[str]:
+        done = subprocess.run(
+            ["skopeo", "list-tags", "--tls-verify=false", f"docker://{self.proxy.upstream}/tuned"],
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        found = json.loads(done.stdout)["Tags"] if done.returncode == 0 else []
+        return [tag for tag in found if not tag.startswith("sha256-")]  # cosign's, and the list of referrers
+
+
+@pytest.fixture(scope="module")
+def shop(client: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    if os.geteuid() != 0:
+        pytest.skip("a private engine needs root")
+    from pipeline.engine import connect, private
+    from pipeline.engine.finding import at_address
+    from pipeline.engine.places import places
+    from pipeline.home import cache_home
+
+    release_debian.ensure("docker-registry", "skopeo", "cosign")
+    folder = tmp_path_factory.mktemp("shop")
+    home = folder / "home" / "tuned-image-pipeline"
+    home.mkdir(parents=True)
+    (cache_home() / "wheels").mkdir(parents=True, exist_ok=True)
+    (home / "wheels").symlink_to(cache_home() / "wheels")
+    (folder / "release.toml").write_text(MATRIX)
+    env = {**os.environ, "XDG_CACHE_HOME": str(folder / "home"), "COSIGN_PASSWORD": PASSWORD}
+    subprocess.run(["cosign", "generate-key-pair"], cwd=folder, env=env, check=True, capture_output=True, timeout=60)
+    at = places(home)
+    with ExitStack() as stack:
+        private.start(at, "containerd")
+        stack.callback(private.stop, at)
+        with closing(connect(at_address(at.host, "private"))) as own:
+            _lend_base(client, own, folder / "base.tar")
+        registry = stack.enter_context(running(folder / "registry"))
+        proxy = stack.enter_context(Proxy(registry.host))
+        yield Shop(folder, proxy, {**env, "DOCKER_HOST": at.host})
+
+
+def _lend_base(client: Any, own: Any, archive: Path) -> None:
+    """Give the own engine the base that the other one has; without one it makes its own."""
+    from pipeline.image import base
+    from pipeline.versions import load
+
+    versions = load(ROOT)
+    found = base.present(client, wanted="", default=versions["BASE_IMAGE"], suite=versions["DEBIAN_SUITE"])
+    if found is None:
+        return
+    with archive.open("wb") as stream:
+        for chunk in client.images.get(found.reference).save(named=found.reference):
+            stream.write(chunk)
+    with archive.open("rb") as stream:
+        own.images.load(stream)
+    archive.unlink()
+
+
+@pytest.fixture(scope="module")
+def released(shop: Shop) -> Ran:
+    """The first release, killed while it pushed, and run again."""
+    fault = shop.proxy.fail(method="PUT", path="/blobs/uploads/", wait=2.0)
+    killed = shop.start()
+    deadline = time.monotonic() + 1500
+    while not fault.hits and killed.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert fault.hits, killed.communicate(timeout=60)[1]
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=60)
+    shop.proxy.faults.clear()
+    assert shop.tags() == [], "nothing half-published"
+    return shop.release()
+
+
+def test_a_killed_release_goes_on_and_a_failing_cell_stops_no_other(shop: Shop, released: Ran) -> None:
+    assert "in lock-step" not in released.stderr, "what was tuned is not tuned again"
+    assert "replay on" not in released.stderr, "what was replayed is not replayed again"
+    assert released.cell["status"] == "pushed", released.stderr
+    failed = released.told["cells"][1]
+    assert (failed["status"], failed["code"]) == ("failed", 2)
+    assert "nowhere is not a directory" in failed["why"]
+    assert released.status == 2, "the code of the one cell that failed"
+    assert "127.0.0.1" in released.stderr and "1 pushed, 1 failed" in released.stderr
+    assert [released.cell["image"].rpartition(":")[2]] == shop.tags()
+    tag = [one.path for one in shop.written() if "/manifests/tiny-" in one.path]
+    assert [one.path for one in shop.written()][-1:] == tag, "the tag is the last thing that is written"
+
+
+def test_what_was_pushed_can_be_trusted(shop: Shop, released: Ran) -> None:
+    image = released.cell["image"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", "attest", "verify", image, "--key", str(shop.folder / "cosign.pub"), "--json"],
+        cwd=ROOT, env=shop.env, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert {one["state"] for one in told["checks"]} == {"ok"}
+    assert told["digest"] == released.cell["digest"]
+    notes = json.loads(shop.skopeo("--raw", image=image))["annotations"]
+    assert notes["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert len(notes["org.opencontainers.image.revision"]) >= 40
+    config = shop.skopeo("--config", "--raw", image=image)
+    assert "sha256:" + hashlib.sha256(config).hexdigest() == released.cell["config_digest"]
+
+
+def test_a_finished_release_is_skipped_and_writes_nothing(shop: Shop, released: Ran) -> None:
+    again = shop.release("tiny")
+    assert again.cell["status"] == "skipped"
+    assert again.cell["digest"] == released.cell["digest"]
+    assert shop.written() == []
+    assert "→" not in again.stderr, "no step was taken"
+    (shop.folder / "home" / "tuned-image-pipeline" / "releases").rename(shop.folder / "forgotten")
+    fresh = shop.release("--dry-run", "--move-tag", "latest-{model}")
+    assert fresh.cell["status"] == "skipped", "a host that knows nothing finds it by its annotation"
+    assert shop.tags() == [released.cell["image"].rpartition(":")[2]], "a dry run moves nothing"
+
+
+def test_a_retuned_image_pushes_its_cache_and_no_tag_is_moved(shop: Shop, released: Ran) -> None:
+    refused = shop.release("--retune")
+    assert (refused.cell["status"], refused.cell["code"]) == ("failed", 8)
+    assert "a tag is never moved" in refused.cell["why"]
+    assert shop.written() == []
+    pushed = shop.release("--tag", "{model}-{key}-{cache}", "--move-tag", "latest")
+    assert pushed.cell["status"] == "pushed", pushed.stderr
+    assert pushed.cell["moved"] == ["latest"]
+    assert sorted(shop.tags()) == sorted(
+        ["latest", pushed.cell["image"].rpartition(":")[2], released.cell["image"].rpartition(":")[2]]
+    )
+    repository = pushed.cell["image"].rpartition(":")[0]
+    index = json.loads(shop.skopeo("--raw", image=f"{repository}@{pushed.cell['digest']}"))
+    manifest = json.loads(shop.skopeo("--raw", image=f"{repository}@{index['manifests'][0]['digest']}"))
+    layers = [layer["digest"] for layer in manifest["layers"]]
+    sent = {unquote(one.path).rpartition("digest=")[2]: one.size for one in shop.written() if "digest=" in one.path}
+    assert [layer for layer in layers if layer in sent] == layers[-1:], "of the layers the cache alone travels"
+    assert manifest["config"]["digest"] in sent
+    assert sum(one.size for one in shop.written()) < 200_000, sent
+
+
+def test_the_classic_store_is_refused_before_anything_is_built(shop: Shop, engine: Any) -> None:
+    if engine.containerd_store:
+        pytest.skip("the engine of this host has the containerd store itself")
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", "release", "tiny", "--registry", shop.proxy.host],
+        cwd=ROOT, env={**shop.env, "DOCKER_HOST": engine.host}, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 4
+    assert "classic store" in done.stderr and "containerd" in done.stderr
