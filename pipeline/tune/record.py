@@ -1,7 +1,7 @@
 """The environment record: FlashInfer's own metadata, its name for the architecture, and the host half.
 
 python -m pipeline.tune.record                  prints {"record": …} as JSON
-python -m pipeline.tune.record --image-half     prints {"image_half": …, "libraries": …}; needs no GPU
+python -m pipeline.tune.record --image-half     prints {"image_half": …, "libraries": …, "sizes": …}; needs no GPU
 """
 
 from __future__ import annotations
@@ -107,12 +107,17 @@ def loaded_libraries() -> dict[str, str]:
 
 
 def image_half() -> dict[str, Any]:
-    """What an image decides of a record, and the libraries behind it. Needs no GPU: what it lacks is `unknown`."""
+    """What an image decides of a record, and the libraries behind it with their bytes.
+
+    Needs no GPU: what only a GPU tells is `unknown`.
+    """
     from . import flashinfer_api
 
     flashinfer_api.load()
     flashinfer = {name: value for name, value in flashinfer_api.metadata().items() if name != "gpu"}
-    return {"image_half": flashinfer, "libraries": loaded_libraries()}
+    libraries = loaded_libraries()
+    sizes = {name: f"{Path(path).stat().st_size} bytes" for name, path in libraries.items()}
+    return {"image_half": flashinfer, "libraries": libraries, "sizes": sizes}
 
 
 def differences(tuned: Record, here: Record) -> list[dict[str, Any]]:
