@@ -28,6 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Print the unified diff on stdout; write only when everything agrees."""
     from pipeline import log
+    from pipeline.contract.files import alone
     from pipeline.versions.bump import Wishes, bump, write
     from pipeline.versions.findings import counted, printable_diff
 
@@ -51,9 +52,10 @@ def execute(arguments: argparse.Namespace) -> int:
         allow_downgrade=arguments.allow_downgrade,
         refresh=arguments.refresh,
     )
-    outcome = bump(arguments.root, wishes, log.note)
-    sys.stdout.write(printable_diff(outcome.diff))
-    sys.stdout.flush()
+    with alone(arguments.root, lambda: log.note("waiting for another command that changes this tree")):
+        outcome = bump(arguments.root, wishes, log.note)
+        if not arguments.dry_run:
+            write(arguments.root, outcome)  # before anything is said: a reader that goes away ends nothing half done
     for move in outcome.moves:
         log.note(str(move))
     if not outcome.files:
@@ -61,6 +63,7 @@ def execute(arguments: argparse.Namespace) -> int:
     elif arguments.dry_run:
         log.note(f"{counted(len(outcome.files), 'file')} would change; nothing was written")
     else:
-        write(arguments.root, outcome)
         log.note(f"{counted(len(outcome.files), 'file')} written")
+    sys.stdout.write(printable_diff(outcome.diff))
+    sys.stdout.flush()
     return int(Exit.OK)

@@ -16,11 +16,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Write what changed, whole; print the path of each changed file; delete nothing."""
     from pipeline import log
+    from pipeline.contract.files import alone
     from pipeline.versions import load
     from pipeline.versions.findings import counted, printable
     from pipeline.versions.sync import sync
 
-    changed = sync(arguments.root, load(arguments.root))
+    with alone(arguments.root, lambda: log.note("waiting for another command that changes this tree")):
+        changed = sync(arguments.root, load(arguments.root))
     for path in changed:
         print(printable(path))
     log.note(f"{counted(len(changed), 'file')} changed" if changed else "every rendered file is up to date")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -37,3 +39,26 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o644) -> bool:
 def write_json(path: Path, value: object, *, mode: int = 0o644) -> bool:
     """Write `value` as indented JSON with a final newline, whole or not at all."""
     return write_whole(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode=mode)
+
+
+@contextlib.contextmanager
+def alone(folder: Path, wait: Callable[[], None]) -> Iterator[None]:
+    """Be the only one of our processes that changes what lies in `folder`; `wait` is called before waiting for another.
+
+    The kernel drops the lock with its holder. Where a file system knows no locks there is none.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    except OSError:  # whoever reads the folder says what is wrong with it
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                wait()
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -67,6 +67,7 @@ class Bump:
     moves: list[Move] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
     diff: str = ""
+    source: bytes = b""  # versions.json as it was read
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ def bump(root: Path, wishes: Wishes, say: Callable[[str], None]) -> Bump:
 
 def write(root: Path, outcome: Bump) -> None:
     """Write every changed file, each whole; versions.json first, since `pipeline sync` can follow it from there."""
+    if outcome.files and (root / FILE).read_bytes() != outcome.source:
+        raise BumpRefused(f"{FILE} was changed in the meantime; nothing was written", hint="repeat the command")
     for path in sorted(outcome.files, key=lambda path: path != FILE):
         full = root / path
         mode = full.stat().st_mode & 0o777 if full.exists() else 0o644
@@ -270,7 +273,7 @@ class _Bump:
             raise BumpDisagrees(findings, templates=has_templates(self.root))
         shown = sorted(changed, key=lambda path: (path != FILE, path))
         diff = "".join(unified(path, self._before(path) or b"", changed[path], "before", "after") for path in shown)
-        return Bump(list(self.moves.values()), changed, diff)
+        return Bump(list(self.moves.values()), changed, diff, self.old.text.encode())
 
     def _before(self, path: str) -> bytes | None:
         try:

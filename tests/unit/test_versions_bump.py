@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from versions_trees import FLASHINFER, plant, source, texts
 
 from pipeline.__main__ import main
 from pipeline.versions import drift, index, load
+from pipeline.versions.bump import BumpRefused, Wishes, write
+from pipeline.versions.bump import bump as work_out
 from pipeline.versions.metadata import RECORD, Recorded, dump_record
 from pipeline.versions.sites import same_version
 from pipeline.versions.sync import sync
@@ -349,3 +353,32 @@ def test_our_record_is_of_what_is_pinned() -> None:
     versions = load(ROOT)
     governed = {package: versions[name] for package, name in versions.governors().items()}
     assert recorded and all(same_version(entry["version"], governed[name]) for name, entry in recorded.items())
+
+
+def test_bumps_at_the_same_time_all_arrive(root: Path) -> None:
+    """Each waits for the one before it: none is lost although all say that they wrote."""
+    moves = ["FLASHINFER_VERSION=0.7.4", "FFI_VERSION=0.1.6", "LONE_VERSION=2.0"]
+    command = [sys.executable, "-m", "pipeline", "bump", "--offline", "--root", str(root)]
+    started = [subprocess.Popen([*command, move], cwd=ROOT, stdout=subprocess.DEVNULL) for move in moves]
+    assert [one.wait(timeout=120) for one in started] == [0, 0, 0]
+    assert [f"{name}={load(root)[name]}" for name in ("FLASHINFER_VERSION", "FFI_VERSION", "LONE_VERSION")] == moves
+    assert (root / "requirements/image.txt").read_text() == "flashinfer-python==0.7.4\nffi==0.1.6\nlone==2.0\n"
+
+
+def test_what_was_edited_in_the_meantime_is_not_written_over(root: Path) -> None:
+    outcome = work_out(root, Wishes({"LONE_VERSION": "2.0"}, offline=True), lambda _: None)
+    path = root / "versions.json"
+    path.write_text(path.read_text().replace("0.1.5", "0.2.0"))
+    before = contents(root)
+    with pytest.raises(BumpRefused, match="changed in the meantime"):
+        write(root, outcome)
+    assert contents(root) == before
+
+
+def test_a_reader_that_goes_away_leaves_nothing_unwritten(root: Path) -> None:
+    command = [sys.executable, "-m", "pipeline", "bump", "LONE_VERSION=2.0", "--offline", "--root", str(root)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert load(root)["LONE_VERSION"] == "2.0"
