@@ -276,3 +276,22 @@ def test_a_bump_to_no_version_blames_the_argument(tmp_path: Path, capsys: pytest
     err = capsys.readouterr().err
     assert "is not a version (PEP 440)" in err
     assert "correct versions.json" not in err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ARG A0=1234567890123456789012345678\n"
+        + "".join(f"ARG A{n}=$A{n - 1}$A{n - 1}\n" for n in range(1, 60))
+        + "FROM x\n",
+        "FROM x\nENV A0=1\n" + "".join(f"ENV A{n}=${{A{n - 1}}}x$A{n - 1}\n" for n in range(1, 60)),
+        "FROM x\nARG A0=1\n" + "".join(f"ARG A{n}=${{A{n - 1}}}xxxxxxxx\n" for n in range(1, 8000)),
+        "FROM x\nARG A0=1\nARG A1=" + "$A0" * 20000 + "\nARG A2=" + "$A1" * 20000 + "\nARG A3=" + "$A2" * 20000 + "\n",
+    ],
+)
+def test_values_that_grow_without_end_are_said_to_be_too_large(tmp_path: Path, text: str) -> None:
+    root = tree(tmp_path, {"docker/big.Dockerfile": text})
+    started = time.monotonic()
+    said = texts(drift(root))
+    assert said and all("expand" in line and "too large" in line and len(line) < 600 for line in said)
+    assert time.monotonic() - started < 20

@@ -10,11 +10,12 @@ from typing import NamedTuple
 from .layers import Known, Layers, Scope
 from .lines import NAMES, Instruction, Lines, Problem, read_lines, split_instruction
 from .rules import NEWEST, BadWord, Frontend, named_by
-from .words import Style, expand, split
+from .words import LARGEST, Style, expand, split
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _STAGE_NAME = re.compile(r"[a-z][a-z0-9-_.]*")
 _BLANKS = re.compile(r"[\t\v\f\r ]+")
+_SHOWN = 300  # characters of a word in a message
 _NOT_ENVIRONMENT = ("BUILDKIT_SBOM_SCAN_CONTEXT", "BUILDKIT_SBOM_SCAN_STAGE")
 
 
@@ -106,6 +107,7 @@ class _Reader:
         self.frontend = frontend
         self.escape = lines.escape
         self.style = Style(lines.escape, frontend)
+        self.room = 16 * LARGEST  # characters of all values together
         self.args: list[Arg] = []
         self.scopes: list[_Scope] = []
         self.problems: list[Problem] = []
@@ -149,10 +151,14 @@ class _Reader:
 
     def _expand(self, text: str, values: Known, line: int) -> str | None:
         try:
-            return expand(text, values, self.style)
+            value = expand(text, values, self.style)
+            self.room -= len(value)
+            if self.room < 0:
+                raise BadWord("what all words expand to is too large")
         except BadWord as error:
-            self.wrong(line, f"{text}: {error}")
+            self.wrong(line, f"{text if len(text) <= _SHOWN else text[:_SHOWN] + '…'}: {error}")
             return None
+        return value
 
     def _global_args(self, instruction: Instruction) -> None:
         for line, name, raw in self._words(instruction):

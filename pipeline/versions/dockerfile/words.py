@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from .layers import Known
@@ -81,6 +82,9 @@ class Style(NamedTuple):
     keep_escapes: bool = False
 
 
+LARGEST = 1 << 18  # characters of one value; BuildKit itself has no limit but its memory
+
+
 def expand(text: str, values: Known, style: Style) -> str:
     """What a word becomes: quotes and escapes taken, names replaced; raise `BadWord` where BuildKit refuses it."""
     return _Expansion(text, values, style).run()[0]
@@ -145,6 +149,8 @@ class _Expansion:
                 piece = self.take()
                 words.split(piece)
             result += piece
+            if len(result) > LARGEST:
+                raise BadWord("what it expands to is too large")
         if stop:
             raise BadWord(f"{stop!r} is missing")
         return result, words.all()
@@ -272,6 +278,9 @@ class _Expansion:
         return replace(found or "", compile_pattern(pattern, greedy=True), replacement, every=every)
 
 
+_RUNS = re.compile(f"[{re.escape(SPACE)}]+|[^{re.escape(SPACE)}]+")
+
+
 class _Words:
     """Collects pieces of a line; spaces in some of them end a word, in others not."""
 
@@ -283,9 +292,9 @@ class _Words:
         self.word += piece
 
     def split(self, piece: str) -> None:
-        for char in piece:
-            if char not in SPACE:
-                self.word += char
+        for run in _RUNS.findall(piece):
+            if run[0] not in SPACE:
+                self.word += run
             elif self.word:
                 self.done.append(self.word)
                 self.word = ""
