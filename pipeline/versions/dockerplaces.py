@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
@@ -20,8 +19,7 @@ from .dockerfile import (
 )
 from .gitrefs import Shell
 from .texts import Found, Texts, joined
-
-_NAME = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+from .variables import NAME, assigned, environment, substituted
 
 
 class Dockerplaces:
@@ -44,7 +42,7 @@ class Dockerplaces:
         for reading in self.readings:
             for arg in (*reading.args, *reading.held):
                 value = arg.value if arg.raw is not None else None
-                seen.add((arg.line, arg.name, value, _NAME.search(arg.raw or "") is not None))
+                seen.add((arg.line, arg.name, value, NAME.search(arg.raw or "") is not None))
         return iter(sorted(seen, key=lambda row: (row[0], row[1], row[2] or "")))
 
     def inside(self) -> Iterator[tuple[int, Found]]:
@@ -59,18 +57,24 @@ class Dockerplaces:
         declared = self._declared(reading)
         coming: deque[Arg] = deque()  # ARGs of the stage that stand further down
         values: dict[str, str] = {}
+        ends: list[dict[str, str]] = []  # what each stage's shells know at its end so far
         for instruction in reading.instructions:
             while coming and coming[0].line <= instruction.first:
                 arg = coming.popleft()
                 values[arg.name] = arg.value or ""
             if instruction.name == "FROM":
                 stage = next(stages)
-                coming, values = declared[stage.label], {}
+                coming, values = declared[stage.label], dict(ends[stage.parent]) if stage.parent is not None else {}
+                ends.append(values)
                 shells.append(Shell() if stage.parent is None else shells[stage.parent + 1].copy())
             elif instruction.name == "WORKDIR":
-                shells[-1].enter(_substituted(instruction.rest.strip().strip("\"'"), values)[0])
+                shells[-1].enter(substituted(instruction.rest.strip().strip("\"'"), values)[0])
             elif instruction.name != "ARG" and not _is_onbuild_arg(instruction):
                 yield from self._instruction(instruction, values, shells[-1])
+                if instruction.name == "ENV":
+                    known = environment(instruction.rest, values, self.texts.versions)
+                    values.clear()
+                    values.update(known)
 
     def _wrong_args(self, reading: Dockerfile) -> set[str]:
         """ARGs that are findings themselves, so that what is built from them need not be one again."""
@@ -92,36 +96,23 @@ class Dockerplaces:
         rest = instruction.rest
         if instruction.name == "ENV" and "=" not in rest.partition(" ")[0]:
             rest = rest.replace(" ", "=", 1)
-        text, offsets = _substituted(" ".join([*instruction.flags, rest]), values)
+        elif instruction.name == "RUN":
+            values = assigned(rest, values, self.texts.versions)
+        text, offsets = substituted(" ".join([*instruction.flags, rest]), values)
         before = sum(len(flag) + 1 for flag in instruction.flags)
         for found in self.texts.look(text, shell):
             yield instruction.line_at(max(offsets[found.at] - before, 0)), found
         for heredoc in instruction.heredocs:
-            lines = [_substituted("" if line.lstrip().startswith("#") else line, values)[0] for line in heredoc.lines]
+            bare = ["" if line.lstrip().startswith("#") else line for line in heredoc.lines]
+            known = assigned("\n".join(bare), values, self.texts.versions)
+            lines = [substituted(line, known)[0] for line in bare]
             starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
             for found in self.texts.look(joined("\n".join(lines)), shell):
                 yield heredoc.first + bisect_right(starts, found.at) - 1, found
 
 
 def _names(text: str) -> set[str]:
-    return {first or second for first, second in _NAME.findall(text)}
-
-
-def _substituted(text: str, values: Mapping[str, str]) -> tuple[str, list[int]]:
-    """A text with known names replaced, and for each character the offset in the original that it comes from."""
-    pieces: list[str] = []
-    offsets: list[int] = []
-    last = 0
-    for found in _NAME.finditer(text):
-        value = values.get(found[1] or found[2])
-        if value is None:
-            continue
-        pieces += [text[last : found.start()], value]
-        offsets += [*range(last, found.start()), *([found.start()] * len(value))]
-        last = found.end()
-    pieces.append(text[last:])
-    offsets += range(last, len(text) + 1)
-    return "".join(pieces), offsets
+    return {first or second for first, second in NAME.findall(text)}
 
 
 def _is_onbuild_arg(instruction: Instruction) -> bool:

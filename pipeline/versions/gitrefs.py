@@ -13,13 +13,14 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 
 URL = re.compile(r"\b(?:https?|git|ssh|git\+https|git\+ssh|git\+http|ftp)://[^\s\"'<>|;`)\\]+|\bgit@[\w.-]+:[^\s\"']+")
+_HELD = re.compile(r"(?<![\w/])\$(?:\w+|\{\w[^\s{}]{0,200}\})/[^\s\"'<>|;`)\\$]+")  # `$X/owner/name`
 _COMMAND = re.compile(r"[^;|\n&]+(?:&(?!&)[^;|\n&]+)*")
-_BRANCH = re.compile(r"(?<!\S)[\"']?(?:--branch(?:=|\s+)|-b\s*)[\"']?([^\s\"';&|)]+)")
+_BRANCH = re.compile(r"(?<!\S)[\"']?(?:--(?:branch|revision)(?:=|\s+)|-b\s*)[\"']?([^\s\"';&|)]+)")
 # At most eight options between `git` and its command, so that a row of them is not looked at from each of its members.
 _GIT = re.compile(r"\bgit\s+((?:-[Cc]\s+\S+\s+|--\S+\s+){0,8})(checkout|switch|reset|fetch|pull|remote)\s+([^#]*)")
 _IN = re.compile(r"-C\s+(\S+)|--work-tree=(\S+)")
 _CD = re.compile(r"(?:\A|(?<=[\s(\"'&;|]))(?:(?:cd|pushd)\s+(?:--\s+)?([^\s;&|)]+)|popd\b)")
-_VALUED = re.compile(r"(?<!\S)(?:-b|--branch|--depth|-j|--jobs|-o|--origin|--filter)\s+\S+|(?<!\S)-\S+")
+_VALUED = re.compile(r"(?<!\S)(?:-b|--branch|--revision|--depth|-j|--jobs|-o|--origin|--filter)\s+\S+|(?<!\S)-\S+")
 _QUOTES = "\"'()"
 _DEEP = 12  # folders below a repository's root that are looked through
 _LONGEST = 1024  # characters of a path that is followed
@@ -95,6 +96,8 @@ def refs(
     for command in _COMMAND.finditer(text):
         words, span = command[0], command.span()
         urls = [(found.start(), found.end(), repository(found[0])) for found in URL.finditer(text, *span)]
+        if not urls and "$" in words and re.search(r"\bclone\b", words):
+            urls = [(found.start(), found.end(), repository(found[0])) for found in _HELD.finditer(text, *span)][:1]
         acts = list(_GIT.finditer(text, *span))
         for found in _BRANCH.finditer(text, *span) if not acts else ():
             owner = _cloned(urls, found.start(), last if "$" in words else "")
@@ -174,13 +177,12 @@ def _name(path: str) -> str:
 def _wanted(verb: str, rest: str) -> list[str]:
     """The refs among the words of a command.
 
-    Of a checkout the last word where a branch is made of it, else the first; of a fetch all behind the remote.
+    Of a checkout the first word that names no branch to make; of a fetch all behind the remote.
     """
     words = [word.strip(_QUOTES) for word in rest.partition(" -- ")[0].split()]
     if verb in ("fetch", "pull"):
         plain = [word for word in _VALUED.sub(" ", " ".join(words)).split() if word != "tag"]
         return [word.lstrip("+").partition(":")[0].removeprefix("refs/").removeprefix("tags/") for word in plain[1:]]
-    plain = [word for word in words if not word.startswith("-")]
-    makes = any(word in ("-b", "-B", "-c", "-C", "--orphan") for word in words)
-    chosen = plain[1:2] if makes else plain[:1]
+    made = {at + 1 for at, word in enumerate(words) if word in ("-b", "-B", "-c", "-C", "--orphan")}
+    chosen = [word for at, word in enumerate(words) if at not in made and not word.startswith("-")][:1]
     return [word.removeprefix("tags/") for word in chosen]

@@ -22,6 +22,7 @@ from .sites import Site
 from .source import FILE, SUFFIX, Versions
 from .texts import Found, Texts, joined
 from .tree import Tree, Unreadable, decode, is_dockerfile
+from .variables import assigned, substituted
 
 _FIRST = re.compile(r"\A\ufeff?(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*(?:FROM|ARG)[ \t]+\S", re.IGNORECASE)
 _FROM = re.compile(r"^[ \t]*FROM[ \t]+\S", re.IGNORECASE | re.MULTILINE)
@@ -150,6 +151,8 @@ class _Collector:
         else:
             bare = re.sub(r"(?m)^[ \t]*(?:#|//)[^\n]*$", "", text)
             whole = joined(bare)
+            held = assigned(whole, {}, self.versions)
+            whole = substituted(whole, held)[0] if held else whole
             ends = [end.start() for end in re.finditer("[\n\v]", whole)]
             self.found(path, self.texts.look(whole), lambda at: 1 + bisect_left(ends, at))
 

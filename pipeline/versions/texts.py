@@ -193,7 +193,8 @@ class Texts:
         wanted = self.versions[name]
         given = self.versions.relation(name).git_ref
         spelled = given.replace("{}", wanted) if given else wanted
-        plain = re.fullmatch(rf"(?:refs/tags/)?(?:[A-Za-z]+[-_/]?)?({_VERSION}(?:\+[A-Za-z0-9.]+)?)", ref)
+        ref = ref.removeprefix("refs/").removeprefix("tags/")
+        plain = re.fullmatch(rf"(?:[A-Za-z]+[-_/]?)?({_VERSION}(?:\+[A-Za-z0-9.]+)?)", ref)
         if plain is None or "." not in plain[1]:
             return
         right = ref == spelled or (not given and same_version(plain[1], wanted))
@@ -230,7 +231,12 @@ def _repositories(relation: Relation) -> tuple[str, ...]:
 
 
 def _image_pattern(image: str) -> re.Pattern[str]:
-    library = "(?:docker\\.io/)?(?:library/)?" if "/" not in image else ""
+    """An image under its own name, at a registry, or in a mirror's folder; `$X/` stands for either of the two."""
+    folders = r"(?:[\w.-]+/){0,8}"
+    if "/" in image:
+        before = rf"{_HOST}{folders}|\$\w+/|\$\{{\w+(?::?-[^}}\s]{{0,200}})?\}}/|\A/"
+    else:
+        before = rf"(?:docker\.io/)?(?:library/)?|{_HOST}(?:{folders}library/)?"
     return re.compile(
-        rf"(?<![\w./:@-])(?:(?:docker-image|docker)://)?(?P<image>(?:{library}|{_HOST}(?:library/)?)?{re.escape(image)}):(?P<tag>[A-Za-z0-9_][\w.-]*)(?![\w{{}}$.-])"
+        rf"(?<![\w./:@-])(?:(?:docker-image|docker)://)?(?P<image>(?:{before})?{re.escape(image)}):(?P<tag>[A-Za-z0-9_][\w.-]*)(?![\w{{}}$.-])"
     )
