@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _LARGEST = 64 * 1024 * 1024  # bytes of a manifest
 _MOST = 1000  # keys looked at
+_SCHEMA = 1  # of manifests; `pipeline.contract.manifest` would take too long to import
 
 
 class Half:
@@ -83,20 +85,35 @@ def read_baked(root: str, key: str) -> Baked:
     baked = Baked(root, key)
     try:
         path = os.path.join(os.path.dirname(baked.path), MANIFEST_FILE)
-        with open(path, "rb") as stream:
-            data = stream.read(_LARGEST + 1)
-        if len(data) > _LARGEST:
+        data = _read(path)
+        if data is None:
+            baked.broken = "its manifest is not a regular file"
+        elif len(data) > _LARGEST:
             baked.broken = "its manifest is too large"
-            return baked
-        _fill(baked, data.decode("utf-8"))
+        else:
+            _fill(baked, data.decode("utf-8"))
     except OSError as error:
         baked.broken = f"its manifest cannot be read: {error.strerror}"
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         baked.broken = "its manifest is damaged"
     return baked
 
 
+def _read(path: str) -> bytes | None:
+    """A little more than the largest manifest; None for no regular file: a pipe nobody writes to would hold a start."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        return None
+    with open(handle, "rb") as stream:
+        return stream.read(_LARGEST + 1)
+
+
 def _fill(baked: Baked, text: str) -> None:
+    schema = _part(text, "schema")
+    if schema != _SCHEMA:
+        baked.broken = f"its manifest has schema {str(schema)[:20]}, this entry point reads {_SCHEMA}"
+        return
     if _part(text, "key") != baked.key:
         baked.broken = "its manifest names another key"
         return

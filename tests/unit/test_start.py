@@ -16,7 +16,9 @@ from pathlib import Path
 import cache_samples as samples
 import pytest
 
+from pipeline.cache import pick
 from pipeline.cache.pick import Half, choose, keys_below, read_baked
+from pipeline.contract import manifest
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 from pipeline.contract.record import Host, Record
@@ -216,6 +218,12 @@ def test_several_fitting_keys_are_not_guessed():
     assert choose([two, other], Half((H200,) * 2), other.key)[0] is other
 
 
+def altered(place, old, new):
+    text = (place / MANIFEST_FILE).read_text()
+    assert old in text
+    (place / MANIFEST_FILE).write_text(text.replace(old, new, 1))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -224,6 +232,10 @@ def test_several_fitting_keys_are_not_guessed():
         lambda p: (p / MANIFEST_FILE).write_text("{"),
         lambda p: (p / MANIFEST_FILE).write_text("[" * 100_000),
         lambda p: (p / MANIFEST_FILE).write_text('{"key": 3}'),
+        lambda p: [(p / MANIFEST_FILE).unlink(), os.mkfifo(p / MANIFEST_FILE)],
+        lambda p: [(p / MANIFEST_FILE).unlink(), (p / MANIFEST_FILE).symlink_to("/dev/zero")],
+        lambda p: altered(p, '"schema": 1', '"schema": 2'),
+        lambda p: altered(p, '"size": ', '"size": 1e999, "was": '),
         lambda p: (p / CACHE_FILE).unlink(),
         lambda p: (p / CACHE_FILE).write_text("{}"),
         lambda p: p.rename(p.with_name("0" * 64)),
@@ -232,9 +244,22 @@ def test_several_fitting_keys_are_not_guessed():
 )
 def test_a_damaged_key_is_never_used_and_never_a_traceback(fake_nvml, tmp_path, damage):
     damage(samples.write(tmp_path, H200))
-    done = start("echo", "ran", env={"PIPELINE_AUTOTUNE_CACHE_DIR": str(tmp_path)}, fake=fake_nvml, gpus=TWO)
+    env = {"PIPELINE_AUTOTUNE_CACHE_DIR": str(tmp_path)}
+    done = start("echo", "ran", env=env, fake=fake_nvml, gpus=TWO, timeout=20)
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert "tuned cache: not used: its " in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_damaged_key_hides_no_sound_one(fake_nvml, tmp_path):
+    altered(samples.write(tmp_path, H100), '"size": ', '"size": 1e999, "was": ')
+    samples.write(tmp_path, H200)
+    env = {"PIPELINE_AUTOTUNE_CACHE_DIR": str(tmp_path)}
+    done = start("true", env=env, fake=fake_nvml, gpus=TWO)
+    assert "tuned cache: 3 entries for NVIDIA H200 " in done.stderr
+
+
+def test_the_entry_point_reads_the_schema_that_is_written():
+    assert pick._SCHEMA == manifest.SCHEMA
 
 
 def test_links_are_not_taken_for_keys(tmp_path):
