@@ -173,7 +173,7 @@ def _stored_answer(stored: Stored, environment: Environment | None, baked: bool)
     from .enginefiles import engine_notes
     from .store import check
 
-    lacks_manifest = stored.manifest is None and not (stored.path / MANIFEST_FILE).exists()
+    lacks_manifest = stored.manifest is None and not os.path.lexists(stored.path / MANIFEST_FILE)
     findings = check(stored)
     notes = engine_notes(stored.manifest)
     if lacks_manifest and not baked:

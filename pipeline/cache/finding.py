@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 # The short names that `because` shows. They are an interface: scripts compare them.
@@ -21,6 +21,7 @@ BAD_ENTRY = "entry"
 NO_ENTRIES = "no entries"
 
 _SHOWN = 160
+_KEPT = 1000  # findings of one cause: a hostile file can have millions
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,29 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}" if self.where else self.what
+
+
+class Tally:
+    """Findings of one cause at one place: the first thousand are kept in `found`, the others counted."""
+
+    def __init__(self, found: list[Finding], where: str, because: str, hint: str = "") -> None:
+        self._found = found
+        self._where = where
+        self._because = because
+        self._hint = hint
+        self._count = 0
+
+    def add(self, what: Callable[[], str]) -> None:
+        """Count one more; `what` is spelled only where it is kept."""
+        self._count += 1
+        if self._count <= _KEPT:
+            self._found.append(Finding(self._where, what(), self._hint, self._because))
+
+    def close(self) -> None:
+        """Say how many were left out."""
+        if self._count > _KEPT:
+            what = f"and {self._count - _KEPT:,} more of this kind"
+            self._found.append(Finding(self._where, what, self._hint, self._because))
 
 
 def shown(text: object, limit: int = _SHOWN) -> str:

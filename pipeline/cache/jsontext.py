@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.contract.errors import CacheRefused, UsageError
 
 from . import finding
-from .finding import Finding, shown
+from .finding import Finding, Tally, shown
 
 LIMIT = 32 * 1024 * 1024  # bytes; 10,000 entries are about 2 MB
 _VALUES = 4_000_000  # separators and brackets: bounds what the text can grow to in memory
@@ -92,7 +92,11 @@ def read_bytes(path: Path, limit: int = LIMIT, *, pipe: bool = False) -> bytes:
     with os.fdopen(handle, "rb") as stream:
         if facts.st_size > limit:
             raise CacheTooLarge(_too_large(shown(str(path)), facts.st_size, limit))
-        data = stream.read(limit + 1)  # it may have grown since
+        try:
+            data = stream.read(limit + 1)  # it may have grown since
+        except OSError as error:
+            reason = f"cannot read {shown(str(path))}: {error.strerror}"
+            raise CacheMissing(reason, hint="give the path of a file") from error
     if len(data) > limit:
         raise CacheTooLarge(_too_large(shown(str(path)), len(data), limit))
     return data
@@ -121,28 +125,31 @@ def parse_object(data: bytes, where: str, limit: int = LIMIT) -> tuple[dict[str,
 
 
 def _parse(text: str, where: str, found: list[Finding]) -> Any:  # noqa: ANN401 - any JSON value
+    twice = Tally(found, where, finding.DUPLICATE)
+    odd = Tally(found, where, finding.NOT_A_NUMBER)
+
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         whole = dict(items)
         if len(whole) != len(items):
             seen: set[str] = set()
             for name, _ in items:
                 if name in seen:
-                    found.append(Finding(where, f"the key {shown(name)} stands twice", because=finding.DUPLICATE))
+                    twice.add(lambda name=name: f"the key {shown(name)} stands twice")  # type: ignore[misc]
                 seen.add(name)
         return whole
 
     def constant(name: str) -> None:
-        found.append(Finding(where, f"{name} is not a JSON number", because=finding.NOT_A_NUMBER))
+        odd.add(lambda: f"{shown(name, 20)} is not a JSON number")
 
     def number(digits: str) -> float | None:
         value = float(digits)
         if math.isfinite(value):
             return value
-        constant(shown(digits, 20))
+        constant(digits)
         return None
 
     try:
-        return json.loads(text, object_pairs_hook=pairs, parse_constant=constant, parse_float=number)
+        value = json.loads(text, object_pairs_hook=pairs, parse_constant=constant, parse_float=number)
     except RecursionError as error:
         raise CacheTooDeep(f"{where} is nested too deeply to be read") from error
     except json.JSONDecodeError as error:
@@ -152,6 +159,9 @@ def _parse(text: str, where: str, found: list[Finding]) -> Any:  # noqa: ANN401 
         raise CacheNotJson(f"{where} {what}") from error
     except ValueError as error:  # an integer of more digits than Python converts
         raise CacheNotJson(f"{where} holds a number that is too long") from error
+    twice.close()
+    odd.close()
+    return value
 
 
 def _deeper(value: object, limit: int) -> bool:

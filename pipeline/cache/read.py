@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from pipeline.contract.errors import CacheRefused
 
 from . import finding
-from .finding import Finding, lines, shown
+from .finding import Finding, Tally, lines, shown
 from .jsontext import LIMIT, parse_object, read_bytes
 
 METADATA = "_metadata"
@@ -119,14 +119,16 @@ def _cache_file(value: dict[str, Any], where: str, found: list[Finding]) -> Cach
     if not isinstance(extras.get(RECORDS, {}), dict):
         found.append(Finding(where, f"_records is {shown(extras[RECORDS], 40)}", "tune again", finding.BAD_RECORDS))
     entries: dict[str, Entry] = {}
+    malformed = Tally(found, where, finding.BAD_ENTRY, "tune again")
     for key, raw in value.items():
         if type(raw) is list and len(raw) == 2 and raw[0] and type(raw[0]) is str and type(raw[1]) in _TACTICS:
             entries[key] = Entry(raw[0], raw[1])
         elif wrong := _wrong_entry(raw):
-            found.append(Finding(where, f"entry {shown(key)} {wrong}", "tune again", finding.BAD_ENTRY))
+            malformed.add(lambda key=key, wrong=wrong: f"entry {shown(key)} {wrong}")  # type: ignore[misc]
         else:
             policy = tuple(raw[2]) if len(raw) > 2 else None
             entries[key] = Entry(raw[0], raw[1], policy, raw[3] if len(raw) > 3 else None)
+    malformed.close()
     if not value or (entries and all(entry.dropped for entry in entries.values())):
         what = "has no entries" if not value else "has only entries that FlashInfer drops while loading"
         found.append(Finding(where, what, "tune again: nothing was tuned", finding.NO_ENTRIES))

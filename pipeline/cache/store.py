@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import PipelineError
-from pipeline.contract.manifest import Covered, Manifest
+from pipeline.contract.manifest import Covered, FileFacts, Manifest
 from pipeline.contract.opnames import is_skipped
 from pipeline.contract.places import CACHE_FILE, ENGINE_DIR, MANIFEST_FILE
 
@@ -20,7 +20,7 @@ from .finding import Finding, shown
 from .jsontext import LIMIT
 from .judge import WILDCARD, compare
 from .read import CacheFile
-from .tree import Stored, Tree, files_of, walk
+from .tree import Stored, Tree, absent, files_of, walk
 
 _AGAIN = "tune again"
 _NEVER_WILD = ("gpu", "flashinfer_version")
@@ -124,15 +124,26 @@ def _files(stored: Stored, manifest: Manifest) -> Iterator[Finding]:
         parts = name.split("/")
         if (len(parts) > 1) != (parts[0] == ENGINE_DIR) or {".", "..", ""} & set(parts) or name == MANIFEST_FILE:
             yield _say(stored, f"the manifest lists a file named {shown(name)!r}")
-        elif name not in present or path.is_symlink() or not path.is_file():
+        elif name not in present or absent(path):
             if name != CACHE_FILE or stored.file is not None:  # its absence is reported already
                 yield _say(stored, f"{shown(name)} is in the manifest and not a file here")
         elif path.stat().st_size != facts.size:
             yield _say(stored, f"{shown(name)} has {path.stat().st_size} bytes, the manifest says {facts.size}")
-        elif facts.size > LIMIT or sha256_file(path) != facts.sha256:
-            yield _say(
-                stored, f"{shown(name)} does not have the sha256 that the manifest gives", "it was changed; tune again"
-            )
+        else:
+            yield from _content(stored, name, facts)
+
+
+def _content(stored: Stored, name: str, facts: FileFacts) -> Iterator[Finding]:
+    try:
+        same = facts.size <= LIMIT and sha256_file(stored.path / name) == facts.sha256
+    except OSError as error:
+        if name != CACHE_FILE or stored.file is not None:  # that one is reported already
+            yield _say(stored, f"{shown(name)} cannot be read: {error.strerror}", "make it readable")
+        return
+    if not same:
+        yield _say(
+            stored, f"{shown(name)} does not have the sha256 that the manifest gives", "it was changed; tune again"
+        )
 
 
 _PARTS: tuple[Callable[[Stored, Manifest], Iterator[Finding]], ...] = (_identity, _ranks, _coverage, engine_findings)

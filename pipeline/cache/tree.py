@@ -12,6 +12,7 @@ not belong is reported, never skipped silently.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,11 +79,12 @@ def read_key(root: Path, key: Key) -> Stored:
     file, manifest = None, None
     where = f"{key}/{CACHE_FILE}"
     try:
-        if _plain(path / CACHE_FILE):
+        lacking = absent(path / CACHE_FILE)
+        if lacking:
+            wrong.append(Finding(where, lacking, "tune again"))
+        else:
             file = inspect_cache(path / CACHE_FILE, where=where)
             wrong.extend(file.findings)
-        else:
-            wrong.append(Finding(where, "is missing", "tune again"))
     except (CacheMissing, CacheUnreadable) as error:
         wrong.append(Finding(where, error.message, error.hint or "tune again", getattr(error, "because", "")))
     try:
@@ -107,7 +109,9 @@ def files_of(path: Path) -> tuple[str, ...]:
 
 def sums(path: Path) -> dict[str, str]:
     """The sha256 of each file of a key's directory, without the manifest, whose times differ from tune to tune."""
-    return {name: sha256_file(path / name) for name in files_of(path) if name != MANIFEST_FILE and _plain(path / name)}
+    return {
+        name: sha256_file(path / name) for name in files_of(path) if name != MANIFEST_FILE and not absent(path / name)
+    }
 
 
 def _irregular(root: Path, path: Path, wrong: list[Finding], depth: int) -> None:
@@ -122,7 +126,7 @@ def _irregular(root: Path, path: Path, wrong: list[Finding], depth: int) -> None
 
 def load_manifest(path: Path) -> Manifest:
     """Read a manifest strictly. Raises `CacheMissing`, a `CacheUnreadable` or `ManifestInvalid`."""
-    if path.is_symlink():
+    if os.path.islink(path):  # noqa: PTH114 - Path.is_symlink raises where the directory may not be entered
         raise CacheMissing(f"{path.name} is a symbolic link", hint="tune again")
     value, found = parse_object(read_bytes(path), path.name)
     if found:
@@ -170,8 +174,14 @@ def _scan(path: Path, found: list[Finding]) -> list[os.DirEntry[str]]:
     return sorted(entries, key=lambda entry: entry.name)
 
 
-def _plain(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
+def absent(path: Path) -> str:
+    """Why there is no regular file to read at `path`, a link being none; empty where there is one."""
+    try:
+        return "" if stat.S_ISREG(path.lstat().st_mode) else "is missing"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:  # its directory may not be entered
+        return f"cannot be read: {error.strerror}"
 
 
 def _at(root: Path, path: Path) -> str:

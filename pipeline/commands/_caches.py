@@ -171,7 +171,7 @@ def above_key(directory: Path) -> Path:
     from pipeline.contract.key import Key
     from pipeline.contract.places import CACHE_FILE
 
-    if (directory / CACHE_FILE).exists():
+    if os.path.lexists(directory / CACHE_FILE):
         with contextlib.suppress(CacheRefused):
             Key.parse("/".join(directory.parts[-3:]))
             return directory.parents[2]

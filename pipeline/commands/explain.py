@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ def _explain_path(path: Path, environment: Environment | None) -> Explanation:
     from pipeline.contract.key import Key
 
     root = path.resolve()
-    if (root / CACHE_FILE).exists():  # a key's own directory
+    if os.path.lexists(root / CACHE_FILE):  # a key's own directory
         try:
             key = Key.parse("/".join(root.parts[-3:]))
         except CacheRefused:

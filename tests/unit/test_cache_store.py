@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import cache_samples as samples
 import pytest
@@ -184,6 +187,46 @@ def test_links_are_never_followed(tmp_path):
     target.unlink()
     target.symlink_to(path / CACHE_FILE)
     assert any("is not a regular file" in str(f) for f in check_root(root)[1])
+
+
+@pytest.mark.parametrize(
+    ("closed", "mode", "said"),
+    [
+        (lambda p: p / CACHE_FILE, 0, f"{CACHE_FILE}: cannot read "),
+        (lambda p: p / MANIFEST_FILE, 0, f"{MANIFEST_FILE}: cannot read "),
+        (lambda p: next((p / "engine").rglob("*.json")), 0, ".json cannot be read: Permission denied"),
+        (lambda p: p, 0o600, f"{CACHE_FILE}: cannot be read: Permission denied"),
+        (lambda p: p.parent, 0, "cannot be read: Permission denied"),
+    ],
+)
+def test_what_may_not_be_read_is_a_finding_of_its_key(closed, mode, said):
+    with tempfile.TemporaryDirectory() as folder:  # not tmp_path, which only its owner may enter
+        root = Path(folder)
+        root.chmod(0o755)
+        samples.write(root, "NVIDIA H100")
+        path = samples.write_engine(root.joinpath("engine"))
+        shutil.move(root / "engine" / "0.6.16.post3" / "90a", root / "0.6.16.post3" / "90b")
+        shutil.rmtree(root / "engine")
+        place = closed(root / "0.6.16.post3" / "90b" / path.name)
+        place.chmod(mode)
+        with somebody():
+            lines = found(root)
+        place.chmod(0o755)
+    assert any(said in line for line in lines), lines
+    assert not any(line.startswith("0.6.16.post3/90a/") for line in lines)
+
+
+@contextlib.contextmanager
+def somebody():
+    """Not as root, who may read all."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def test_coverage_is_held_against_the_plan(tmp_path):
