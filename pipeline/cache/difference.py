@@ -108,7 +108,7 @@ class Difference:
     def lines(self) -> list[str]:
         """Everything for people."""
         counts = ", ".join(f"{count} {op}" for op, count in self.per_op().items())
-        said = [f"a: {self.a}", f"b: {self.b}"]
+        said = [f"a: {shown(self.a, 4096)}", f"b: {shown(self.b, 4096)}"]
         said.append(f"{self.common} common shapes, {len(self.differ)} differ" + (f" ({counts})" if counts else ""))
         for name, (was, now) in self.record.items():
             said.append(f"  record {shown(name, 40)}: {shown(was, 60)} | {shown(now, 60)}")

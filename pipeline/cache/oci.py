@@ -11,6 +11,7 @@ The layer is an uncompressed tar with fixed order, owners and modes, so that the
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,7 @@ from pipeline.contract.places import CACHE_ROOT
 from .archive import LIMIT, safe_extract
 from .finding import shown
 from .jsontext import parse_object, read_bytes
-from .union import OutputExists
+from .union import OutputExists, make_room
 
 _EPOCH = 1_577_836_800  # 2020-01-01: any fixed time
 _LAYER = "application/vnd.oci.image.layer.v1.tar"
@@ -50,9 +51,9 @@ class Written:
 
 def write_layout(root: Path, out: Path, *, tag: str, architecture: str, labels: Mapping[str, str]) -> Written:
     """Write the cache root as an OCI layout into `out`, which must not exist. Raises `OutputExists`."""
-    if out.exists():
+    if os.path.lexists(out):
         raise OutputExists(f"{shown(str(out))} exists", hint="name a new directory")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_room(out)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         made = Path(scratch) / "layout"
         layer = _blob(made, tar_of(root, CACHE_ROOT), _LAYER)

@@ -71,6 +71,14 @@ def find_keys(root: Path) -> tuple[Key, ...]:
     return tuple(_keys(root, []))
 
 
+def misplaced(root: Path) -> tuple[Finding, ...]:
+    """What lies below a root where only keys belong, or may not be read; the keys themselves are not looked into."""
+    found: list[Finding] = []
+    for _ in _keys(root, found):
+        pass
+    return tuple(found)
+
+
 def read_key(root: Path, key: Key) -> Stored:
     """Read one key's directory; what is wrong with it is among its findings."""
     path = root / str(key)

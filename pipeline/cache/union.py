@@ -5,6 +5,7 @@ Never a choice between two answers: the same key with different contents is refu
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -39,8 +40,9 @@ def merge_roots(roots: Sequence[tuple[str, Path]], out: Path) -> tuple[str, ...]
 
     Raises `MergeUnsound`, `MergeConflict` or `OutputExists`, and then `out` is as it was.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
         raise OutputExists(f"{shown(str(out))} exists and is not empty", hint="name a new directory")
+    make_room(out, roots)
     keys: dict[str, tuple[str, Stored]] = {}
     unsound: list[Finding] = []
     conflicts: list[str] = []
@@ -54,7 +56,6 @@ def merge_roots(roots: Sequence[tuple[str, Path]], out: Path) -> tuple[str, ...]
         raise MergeUnsound(f"not merged: {unsound[0]}", details=lines(unsound), hint=unsound[0].hint)
     if conflicts:
         raise MergeConflict(f"not merged: {conflicts[0]}", details=conflicts, hint="keep one of the two")
-    out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         made = Path(scratch) / "root"
         for key, (_, stored) in sorted(keys.items()):
@@ -63,6 +64,18 @@ def merge_roots(roots: Sequence[tuple[str, Path]], out: Path) -> tuple[str, ...]
             out.rmdir()
         made.rename(out)
     return tuple(sorted(keys))
+
+
+def make_room(out: Path, roots: Sequence[tuple[str, Path]] = ()) -> None:
+    """Make the directory that `out` will lie in. Raises `OutputExists` below a file, or inside one of the roots."""
+    place = Path(os.path.realpath(out))
+    for name, root in roots:
+        if place.is_relative_to(os.path.realpath(root)):
+            raise OutputExists(f"{shown(str(out))} lies inside {shown(name)}", hint="name a directory beside it")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise OutputExists(f"{shown(str(out.parent))} is no directory", hint="name a new directory") from error
 
 
 def _conflict(known: tuple[str, Stored], new: tuple[str, Stored]) -> list[str]:
@@ -106,6 +119,7 @@ def merge_files(files: Sequence[tuple[str, CacheFile]]) -> dict[str, Any]:
 
 def write_file(value: Mapping[str, Any], out: Path) -> None:
     """Write a merged file; raise `OutputExists` where something is already."""
-    if out.exists():
+    if os.path.lexists(out):
         raise OutputExists(f"{shown(str(out))} exists", hint="name a new file")
+    make_room(out)
     write_json(out, value)

@@ -16,6 +16,7 @@ from pipeline.contract.places import MANIFEST_FILE
 from pipeline.contract.record import Host
 
 _DAY = 86_400
+_YOUNG = 3600  # seconds: the image of what was kept just now may be in the making
 _LABEL = "io.github.tuned-image-pipeline.manifest"
 
 
@@ -89,6 +90,14 @@ def listing(root: Path, entry: StoreEntry | None = None) -> list[dict[str, Any]]
     return rows
 
 
+def strays(root: Path) -> list[str]:
+    """What a listing of a root passes over, in words."""
+    from pipeline.cache.finding import lines
+    from pipeline.cache.tree import misplaced
+
+    return list(lines(misplaced(root), 20))
+
+
 def used_manifests() -> set[str]:
     """sha256 of the manifests that the images in the engine were baked from, by their label.
 
@@ -111,14 +120,17 @@ def used_manifests() -> set[str]:
 def select(
     entries: Sequence[StoreEntry], *, older_than: float | None, max_size: int | None, used: set[str] | None
 ) -> list[tuple[StoreEntry, str]]:
-    """Which entries go and why: too old (days), unused, and then the oldest until the rest fits `max_size` bytes."""
+    """Which entries go and why: too old (days), unused, and then the oldest until the rest fits `max_size` bytes.
+
+    What was kept within the last hour is not called unused: a build may have yet to make its image.
+    """
     chosen: list[tuple[StoreEntry, str]] = []
     rest: list[StoreEntry] = []
     for entry in entries:
         age = (time.time() - entry.kept) / _DAY
         if older_than is not None and age > older_than:
             chosen.append((entry, f"{age:.1f} days old"))
-        elif used is not None and not entry.manifests() & used:
+        elif used is not None and age * _DAY > _YOUNG and not entry.manifests() & used:
             chosen.append((entry, "no image was baked from it"))
         else:
             rest.append(entry)

@@ -75,25 +75,32 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _ls(arguments: argparse.Namespace) -> int:
+    from pipeline import log
+    from pipeline.cache.finding import shown
     from pipeline.commands._caches import root_of
-    from pipeline.commands._store import listing, stored
+    from pipeline.commands._store import listing, stored, strays
 
     if arguments.target:
         with root_of(arguments.target) as root:
-            rows = listing(root)
+            rows, other = listing(root), strays(root)
     else:
-        rows = [row for entry in stored() for row in listing(entry.root, entry)]
+        entries = stored()
+        rows = [row for entry in entries for row in listing(entry.root, entry)]
+        other = [stray for entry in entries for stray in strays(entry.root)]
+    for stray in other:
+        log.warn(stray)
     if arguments.json:
         print(json.dumps(rows, indent=2))
         return int(Exit.OK)
     for row in rows:
-        head = f"{row['key']}\n  {row['model'] or '?'} on {row['device'] or '?'}, {row['ranks']} ranks, "
-        print(f"{head}{row['entries']} entries, {row['bytes']} bytes, {row['ended'] or 'no date'}\n  {row['path']}")
+        model, device, ended = (shown(row[name]) for name in ("model", "device", "ended"))
+        head = f"{row['key']}\n  {model or '?'} on {device or '?'}, {row['ranks']} ranks, "
+        print(
+            f"{head}{row['entries']} entries, {row['bytes']} bytes, {ended or 'no date'}\n  {shown(row['path'], 4096)}"
+        )
         for finding in row["findings"]:
             print(f"  UNSOUND: {finding}")
     if not rows:
-        from pipeline import log
-
         log.note("no tuned cache is here; `make image MODEL=…` makes one")
     return int(Exit.OK)
 

@@ -142,6 +142,24 @@ def test_a_place_that_is_taken_is_left_alone(capsys, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_a_place_that_cannot_be_is_a_usage_error(capsys, tmp_path):
+    file = samples.write(tmp_path / "a") / CACHE_FILE
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    for out in (file / "x", tmp_path / "link", tmp_path / "a" / "inside"):
+        for words in (("merge", tmp_path / "a"), ("export", tmp_path / "a"), ("merge", file, file)):
+            if words[1] == file and out.name == "inside":
+                continue
+            code, _, err = run(capsys, *words, out)
+            assert code == 2 and ("exists" in err or "is no directory" in err or "lies inside" in err), (
+                words,
+                out,
+                err,
+            )
+    assert run(capsys, "export", tmp_path / "a", f"oci:{file}/x")[0] == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "link"]
+    assert check_root(tmp_path / "a")[1] == ()
+
+
 def test_files_of_several_ranks_become_one(capsys, tmp_path):
     value = json.loads(A.read_text())
     keys = [k for k in value if k != "_metadata"]
@@ -256,6 +274,18 @@ def test_the_store_is_listed(capsys, home):
     assert "UNSOUND" in run(capsys, "ls")[1]
 
 
+def test_foreign_text_and_strays_are_listed_safely(capsys, tmp_path):
+    place = samples.write(tmp_path / "r")
+    text = (place / MANIFEST_FILE).read_text()
+    (place / MANIFEST_FILE).write_text(text.replace('"tiny"', '"ti\\u001b]0;x\\u0007ny"'))
+    (tmp_path / "r" / "stray").write_text("")
+    code, out, err = run(capsys, "ls", tmp_path / "r")
+    assert code == 0 and "ti\\x1b]0;x\\x07ny on" in out and "stray: lies where only directories belong" in err
+    file = tmp_path / "\x1b[31m.json"
+    file.write_bytes((place / CACHE_FILE).read_bytes())
+    assert "\x1b" not in run(capsys, "diff", file, place / CACHE_FILE)[1]
+
+
 def test_an_empty_store_says_how_to_fill_it(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     code, out, err = run(capsys, "ls")
@@ -285,6 +315,9 @@ def test_pruning_by_size_takes_the_oldest_first(capsys, home):
 def test_pruning_what_no_image_was_baked_from(capsys, home, monkeypatch):
     used = sha256_file(next(home.glob(f"b*/root/*/*/*/{MANIFEST_FILE}")))
     monkeypatch.setattr(_store, "used_manifests", lambda: {used})
+    run(capsys, "prune", "--unused")
+    assert left(home) == ["b", "c"]  # c was kept just now: its image may be in the making
+    os.utime(next(home.glob("c*/outcome.json")), (time.time() - 3700,) * 2)
     run(capsys, "prune", "--unused")
     assert left(home) == ["b"]
 
