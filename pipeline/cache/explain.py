@@ -212,6 +212,10 @@ def _answer(
     notes = []
     if environment is not None and not environment.complete:
         notes.append(f"{environment.source}: --env or --live compares the whole record")
+    if environment is not None and environment.complete and environment.record and file is not None:
+        lacking = [name for name in (file.metadata or {}) if name not in environment.record]
+        if lacking:
+            notes.append(f"not compared, since the record given lacks them: {', '.join(map(shown, lacking[:20]))}")
     wild = [name for name, value in ((file.metadata or {}) if file else {}).items() if value == "*"]
     if wild:
         notes.append(f"not compared, since the file says '*': {', '.join(map(shown, wild))}")

@@ -135,6 +135,9 @@ def test_bad_usage(capsys, tmp_path, record):
     assert run(capsys, CASES / "h200_real.json", "--live")[0] == 2
     assert run(capsys, CASES / "h200_real.json", "--env", record, "--live")[0] == 2
     assert run(capsys, "x\0y")[0] == 2
+    for bound in ("nan", "inf", "-1", "0"):
+        code, _, said = run(capsys, "x", "--live", "--startup-max-wait", bound)
+        assert code == 2 and "is not a number of seconds" in said
 
 
 def test_an_image_needs_an_engine(capsys, monkeypatch):
@@ -250,6 +253,14 @@ def test_a_used_file_says_what_it_does_not_answer():
     found = explain_file(json.dumps({"_metadata": samples.H200, **entries}).encode(), Environment(samples.H200))
     assert (found.verdict, found.entries) == ("ok", 2)
     assert "cpu_gemm: 2 shapes run on default tactics" in found.lines()[2]
+
+
+def test_a_record_that_lacks_fields_says_what_was_not_compared(capsys, tmp_path):
+    (tmp_path / "e.json").write_text('{"flashinfer_version": "0.6.16.post3", "gpu": "NVIDIA H200"}')
+    code, out, _ = run(capsys, CASES / "h200_real.json", "--env", tmp_path / "e.json")
+    assert code == 0 and "lacks them: cuda_version, cublas_version, cudnn_version" in out
+    code, out, _ = run(capsys, CASES / "h200_real.json", "--env", CASES / "h200_real.json")
+    assert code == 0 and "lacks" not in out
 
 
 def test_wildcards_are_noted():
