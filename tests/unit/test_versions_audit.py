@@ -143,13 +143,104 @@ def test_a_stronger_disagreement_hides_no_weaker_one_of_its_name(tmp_path: Path)
     assert summary(found, Confidence.POSSIBLE) == [
         ("V_VERSION", "certain", ["1.1", "1.2"]),
         ("V_VERSION", "likely", ["1.1", "1.2", "1.3", "1.4"]),
-        ("V_VERSION", "possible", ["1.1", "1.3", "1.5"]),
-        ("V_VERSION", "possible", ["1.4", "1.5"]),
-        ("V_VERSION", "possible", ["1.2", "1.5"]),
+        ("V_VERSION", "possible", ["1.1", "1.2", "1.3", "1.4", "1.5"]),
     ]
     why = [one.why for one in found]
     assert why[0] == "one Dockerfile gives the ARG two defaults"
-    assert len(set(why)) == len(why)
+    assert why[2].count("; ") == 2 and "for different variants (rocm)" in why[2]
+
+
+FOUR = "FROM a\nARG NCCL_VERSION=2.28.4\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "line"),
+    [
+        (".github/workflows/a.yml", "- with:\n    build-args: |\n      X=1\n      NCCL_VERSION=2.29.1\n", 4),
+        ("a.yml", "run: >\n  docker build --build-arg NCCL_VERSION=2.29.1 .\n", 2),
+        ("a.yml", "args: ['--build-arg', 'NCCL_VERSION=2.29.1']\n", 1),
+        ("a.yml", "args:\n- --build-arg\n- NCCL_VERSION=2.29.1\n", 3),
+        ("compose.yaml", "services:\n  a:\n    build:\n      args:\n        - NCCL_VERSION=2.29.1\n", 5),
+        ("compose.yaml", "services:\n  a:\n    build:\n      args:\n        NCCL_VERSION: '2.29.1'\n", 5),
+        ("pod.yaml", "env:\n  - name: NCCL_VERSION\n    value: '2.29.1'\n", 3),
+        ("compose.yaml", "services:\n  a:\n    environment:\n      - NCCL_VERSION=2.29.1\n", 4),
+        ("Dockerfile.b", "FROM a\nRUN x && \\\n  export NCCL_VERSION=2.29.1\n", 3),
+        ("Dockerfile.b", "FROM a\nRUN NCCL_VERSION=2.29.1 && x\n", 2),
+        ("Dockerfile.b", "FROM a\nENV A=1 NCCL_VERSION=2.29.1\n", 2),
+        ("Dockerfile.b", "FROM a\nENV NCCL_VERSION 2.29.1\n", 2),
+        ("docker/a/Dockerfile", "FROM a\nENV NCCL_VERSION=2.29.1\n", 2),
+        ("build.sh", "docker build --build-arg NCCL_VERSION=2.29.1 .\n", 1),
+        ("build.sh", "docker build --build-arg 'NCCL_VERSION=2.29.1' .\n", 1),
+        ("Makefile", "x:\n\tdocker build --build-arg=NCCL_VERSION=2.29.1 .\n", 2),
+    ],
+)
+def test_every_form_of_a_value_is_compared_with_the_argument(tmp_path: Path, path: str, text: str, line: int) -> None:
+    found = audit(tmp_path, {path: text, "Dockerfile": FOUR})
+    assert summary(found) == [("NCCL_VERSION", "likely", ["2.28.4", "2.29.1"])]
+    assert (path, line) in {(place.path, place.line) for _, group in found[0].values for place in group}
+
+
+@pytest.mark.parametrize("text", ["container: x/y:2.1-z\n", "container:\n  image: x/y:2.1-z\n", "image: x/y:2.1-z\n"])
+def test_images_that_jobs_run_in_are_compared(tmp_path: Path, text: str) -> None:
+    found = audit(
+        tmp_path,
+        {"a.yml": f"jobs:\n  a:\n    {text}".replace("\n  image", "\n      image"), "Dockerfile": "FROM x/y:2.2-z\n"},
+    )
+    assert summary(found) == [("x/y", "likely", ["2.1", "2.2"])]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FROM a\nENV NCCL_VERSION=$NCCL_VERSION\n",
+        "FROM a\nENV NCCL_VERSION=${X}.1\n",
+        "FROM a\nENV NCCL_VERSION=stable\n",
+        "FROM a\nRUN export NCCL_VERSION=$(x --version)\n",
+        "FROM a\nENV NCCL_VERSION=2.28.4\n",
+    ],
+)
+def test_what_an_environment_takes_from_elsewhere_is_no_value(tmp_path: Path, text: str) -> None:
+    assert audit(tmp_path, {"Dockerfile": FOUR, "Dockerfile.b": text}) == []
+
+
+def test_variants_are_one_entry(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {
+        f"requirements/{name}.txt": f"foo==1.{at}\n" for at, name in enumerate(("cpu", "rocm", "xpu"))
+    }
+    assert summary(audit(tmp_path, files), Confidence.POSSIBLE) == [("foo", "possible", ["1.0", "1.1", "1.2"])]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"a/requirements.txt": "torch==2.10.0\n", "Dockerfile": "FROM a\nRUN pip install torch==2.10.0+cu130\n"}, []),
+        (
+            {"requirements.txt": "torch==2.9.0+cu130\n", "Dockerfile": "FROM a\nRUN pip install torch==2.10.0\n"},
+            [("torch", "likely", ["2.10.0", "2.9.0+cu130"])],
+        ),
+        (
+            {"a.sh": "pip install torch==2.10.0\n", "requirements.txt": "torch==2.9.0\n", "b/requirements.txt": "torch==2.9.0+cu130\n"},
+            [("torch", "possible", ["2.10.0", "2.9.0"])],
+        ),
+        (
+            {"requirements.txt": "torch==2.10.0+cu128\n", "Dockerfile": "FROM a\nRUN pip install torch==2.10.0+cu130\n"},
+            [("torch", "likely", ["2.10.0+cu128", "2.10.0+cu130"])],
+        ),
+        (
+            {"requirements.txt": "torch==2.10.0+cu128\n", "Dockerfile": "ARG CUDA_VERSION=13.0.3\nFROM a\n"},
+            [("torch", "likely", ["13.0.3", "2.10.0+cu128"])],
+        ),
+        ({"requirements.txt": "torch==2.10.0+cu130\n", "Dockerfile": "ARG CUDA_VERSION=13.0.3\nFROM a\n"}, []),
+        (
+            {"requirements/cu128.txt": "torch==2.10.0+cu128\n", "requirements/cu130.txt": "torch==2.10.0+cu130\n"},
+            [("torch", "possible", ["2.10.0+cu128", "2.10.0+cu130"])],
+        ),
+    ],
+)  # fmt: skip
+def test_local_labels(
+    tmp_path: Path, files: dict[str, str | bytes], expected: list[tuple[str, str, list[str]]]
+) -> None:
+    assert summary(audit(tmp_path, files), Confidence.POSSIBLE) == expected
 
 
 def test_what_is_said_together_is_not_said_again(tmp_path: Path) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 from pipeline.versions.sites import public
 
+from .labels import judge_labels
 from .places import Place, is_family, package_stem
+from .verdict import Confidence, Disagreement
 
 # Names that every project has one of its own of: alike in two places means nothing.
 _COMMON = frozenset({
@@ -26,24 +27,17 @@ _BASES = frozenset({
     "nginx", "openjdk", "postgres", "python", "redis", "rockylinux", "ruby", "rust", "ubi8", "ubi9", "ubuntu",
 })  # fmt: skip
 _SETTING = frozenset({"ARG", "bake", "build-arg"})
+_SHOWN = 3  # variants that a reason names
 
 
-class Confidence(IntEnum):
-    """How sure it is that two values should be one."""
+class _Reason(NamedTuple):
+    """Why two values should be one, and the variants that speak against it."""
 
-    POSSIBLE = 1
-    LIKELY = 2
-    CERTAIN = 3
-
-
-@dataclass(frozen=True)
-class Disagreement:
-    """One name with different values; `values` holds each with its places, the most frequent first."""
-
-    name: str
-    confidence: Confidence
     why: str
-    values: tuple[tuple[str, tuple[Place, ...]], ...]
+    variants: tuple[str, ...] = ()
+
+
+_Verdict = tuple[Confidence, _Reason]
 
 
 def judge(places: Iterable[Place]) -> list[Disagreement]:
@@ -54,41 +48,73 @@ def judge(places: Iterable[Place]) -> list[Disagreement]:
         if place.stem and (place.kind == "range" or not bound):
             by_stem[place.stem].add(place)
     found = [one for stem, group in by_stem.items() for one in _group(stem, sorted(group))]
+    found += judge_labels((place for group in by_stem.values() for place in group), by_stem.get("cuda", ()))
     return sorted(found, key=lambda one: (-one.confidence, -sum(len(p) for _, p in one.values), one.name, one.why))
 
 
 def _group(stem: str, places: Sequence[Place]) -> list[Disagreement]:
-    """Every disagreement of one name, one for each reason, strongest first.
+    """Every disagreement of one name, one for each degree of confidence with all its reasons, strongest first.
 
     What differs for a weaker reason between places that a stronger one lists beside each other is not said again.
     """
-    verdicts: dict[tuple[Confidence, str], list[tuple[Place, Place]]] = defaultdict(list)
+    verdicts: dict[Confidence, dict[_Reason, list[tuple[Place, Place]]]] = defaultdict(lambda: defaultdict(list))
     for one, two in combinations(_sample(places), 2):
         verdict = _pair(stem, one, two)
         if verdict is not None:
-            verdicts[verdict].append((one, two))
+            verdicts[verdict[0]][verdict[1]].append((one, two))
     found: list[Disagreement] = []
     said: list[set[Place]] = []
-    for verdict in sorted(verdicts, key=lambda key: (-key[0], -len(verdicts[key]), key[1])):
-        left = [pair for pair in verdicts[verdict] if not any(together.issuperset(pair) for together in said)]
+    for confidence in sorted(verdicts, reverse=True):
+        left = {
+            reason: kept
+            for reason, pairs in verdicts[confidence].items()
+            if (kept := [pair for pair in pairs if not any(together.issuperset(pair) for together in said)])
+        }
         if not left:
             continue
-        values = _listed(places, {place for pair in left for place in pair})
+        involved = {place for pairs in left.values() for pair in pairs for place in pair}
+        values = _listed(places, involved)
         said.append({place for _, group in values for place in group})
-        found.append(Disagreement(_title(place for pair in left for place in pair), *verdict, values))
+        found.append(Disagreement(_title(involved), confidence, _why(left), values))
     return found
 
 
+def _why(reasons: Mapping[_Reason, Sequence[tuple[Place, Place]]]) -> str:
+    """The reasons, that of the most pairs first; the variants of each that is never without them."""
+    ordered = sorted(reasons, key=lambda reason: (-len(reasons[reason]), reason))
+    said = []
+    for why in dict.fromkeys(reason.why for reason in ordered):
+        variants = [reason.variants for reason in ordered if reason.why == why]
+        apart = sorted({variant for group in variants for variant in group})
+        for_others = f", though for different variants ({', '.join(apart[:_SHOWN])})"
+        said.append(why + (for_others if all(variants) else ""))
+    return "; ".join(said)
+
+
 def _listed(places: Sequence[Place], involved: set[Place]) -> tuple[tuple[str, tuple[Place, ...]], ...]:
-    """The values of some places, with every place of the same kinds that says the same; the most frequent first."""
+    """The values of some places, with every place of the same kinds that says the same; the most frequent first.
+
+    Spellings of one version, with a local label or without, are one value, shown as most places spell it.
+    """
     values: dict[str, list[Place]] = defaultdict(list)
-    shown = {_normal(place.value) for place in involved}
+    shown = {_same(place) for place in involved}
     kinds = {place.kind for place in involved}
     for place in places:
-        if place in involved or (_normal(place.value) in shown and place.kind in kinds):
-            values[place.value].append(place)
-    ordered = sorted(values.items(), key=lambda item: (-len(item[1]), item[0]))
+        if place in involved or (_same(place) in shown and place.kind in kinds):
+            values[_same(place)].append(place)
+    spelled = [(_spelling(found), found) for found in values.values()]
+    ordered = sorted(spelled, key=lambda item: (-len(item[1]), item[0]))
     return tuple((value, tuple(found)) for value, found in ordered)
+
+
+def _same(place: Place) -> str:
+    return place.value if place.kind == "range" else _normal(place.value)
+
+
+def _spelling(places: Sequence[Place]) -> str:
+    """How most places spell a value; of the spellings that are equally frequent the shortest."""
+    times = Counter(place.value for place in places)
+    return min(times, key=lambda value: (-times[value], len(value), value))
 
 
 def _sample(places: Sequence[Place]) -> list[Place]:
@@ -136,7 +162,7 @@ def _excluded(one: Place, two: Place) -> bool:
         return False
 
 
-def _pair(stem: str, one: Place, two: Place) -> tuple[Confidence, str] | None:
+def _pair(stem: str, one: Place, two: Place) -> _Verdict | None:
     """How sure it is that two places should say the same, and why; None where they do, or need not."""
     kinds = frozenset((one.kind, two.kind))
     settings = kinds <= _SETTING
@@ -144,15 +170,17 @@ def _pair(stem: str, one: Place, two: Place) -> tuple[Confidence, str] | None:
         return None
     same_name = one.name.upper() == two.name.upper()
     if kinds == {"ARG"} and one.path == two.path and same_name:
-        return Confidence.CERTAIN, "one Dockerfile gives the ARG two defaults"
+        return Confidence.CERTAIN, _Reason("one Dockerfile gives the ARG two defaults")
     if stem in _COMMON or stem.startswith("="):
         near_by = settings and same_name and one.folder == two.folder and kinds != {"ARG"}
-        return (Confidence.POSSIBLE, "a setting, not surely a version") if near_by else None
+        return (Confidence.POSSIBLE, _Reason("a setting, not surely a version")) if near_by else None
     verdict = _same_kind(one, two) if len(kinds) == 1 else _two_kinds(one, two, kinds)
-    if verdict is None or verdict[0] == Confidence.POSSIBLE or one.variants == two.variants:
-        return verdict
-    apart = ", ".join(sorted(one.variants ^ two.variants)[:3])
-    return Confidence.POSSIBLE, f"{verdict[1]}, though for different variants ({apart})"
+    if verdict is None:
+        return None
+    confidence, why = verdict
+    if confidence == Confidence.POSSIBLE or one.variants == two.variants:
+        return confidence, _Reason(why)
+    return Confidence.POSSIBLE, _Reason(why, tuple(sorted(one.variants ^ two.variants)))
 
 
 def _same_kind(one: Place, two: Place) -> tuple[Confidence, str] | None:
@@ -169,7 +197,7 @@ def _same_kind(one: Place, two: Place) -> tuple[Confidence, str] | None:
         case "bake":
             sure = close and one.scope == two.scope
             return (Confidence.LIKELY if sure else Confidence.POSSIBLE), "bake files give two values"
-        case "build-arg" | "yaml" | "git" if one.path != two.path:  # in one file it is a matrix
+        case "build-arg" | "yaml" | "git" | "ENV" if one.path != two.path:  # in one file it is a matrix
             return Confidence.POSSIBLE, "two files give two values"
     return None  # two constants of one name, in code or scripts, are two constants
 
@@ -200,6 +228,9 @@ def _two_kinds(one: Place, two: Place, kinds: frozenset[str]) -> tuple[Confidenc
         verdict = Confidence.CERTAIN, "a bake file against the ARG that it sets"
     elif kinds <= _SETTING:
         verdict = Confidence.LIKELY, "a build argument against the value that the build files give"
+    elif kinds == {"ARG", "ENV"}:
+        related = one.folder.startswith(two.folder) or two.folder.startswith(one.folder)
+        verdict = (Confidence.LIKELY if related else Confidence.POSSIBLE), "an ENV against the ARG of the same thing"
     elif anchors and other in ("image", "git"):
         verdict = Confidence.POSSIBLE, f"{_SPOKEN[other]} against the version that is named beside it"
     elif anchors and (not other or "pin" in kinds):
@@ -214,6 +245,7 @@ def _two_kinds(one: Place, two: Place, kinds: frozenset[str]) -> tuple[Confidenc
 
 _SPOKEN = {
     "": "a build file",
+    "ENV": "an ENV",
     "git": "a git ref",
     "image": "an image tag",
     "python": "a constant in code",

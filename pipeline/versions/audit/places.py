@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pipeline.versions.relations import canonical
+from pipeline.versions.sites import local_label
 
 # Words in a path or a local label that mark a variant, for which another version may well be meant. What says `cuda`
 # is what says nothing: the variant that most builds are.
@@ -16,6 +17,7 @@ _VARIANTS = frozenset({
     "alpine", "ubi", "rhel", "jetson", "gb200", "gh200", "zen", "nightly", "prerelease", "rubin", "lowest", "oldest",
     "legacy", "docs", "doc", "lint", "benchmark", "benchmarks", "example", "examples", "recipes", "samples",
 })  # fmt: skip
+CUDA_LABEL = re.compile(r"cu\d+")
 _FAMILY = ("-python", "-cubin", "-jit-cache")
 _PREFIXES = ("nightly-", "default-", "pinned-", "expected-", "target-")
 
@@ -24,7 +26,7 @@ _PREFIXES = ("nightly-", "default-", "pinned-", "expected-", "target-")
 class Place:
     """A name with a value.
 
-    `kind` is one of ARG, bake, build-arg, pin, range, image, git, yaml, shell, python. `name` is spelled as there,
+    `kind` is one of ARG, ENV, bake, build-arg, pin, range, image, git, yaml, shell, python. `name` is spelled as there,
     `stem` is what names of one thing share, `scope` the Dockerfile stage or the marker that limits it.
     """
 
@@ -38,8 +40,12 @@ class Place:
 
     @property
     def variants(self) -> frozenset[str]:
-        """Words of the path, the scope and the local label that say for which variant this is."""
-        return _variants(f"{self.path} {self.scope} {self.value.partition('+')[2]}")
+        """Words of the path, the scope and the local label that say for which variant this is.
+
+        A label of CUDA is none: CUDA is what most builds are for, and a plain version may well mean it.
+        """
+        label = local_label(self.value)
+        return _variants(f"{self.path} {self.scope} {'' if CUDA_LABEL.fullmatch(label) else label}")
 
     @property
     def folder(self) -> str:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from pipeline.versions.bake import Text, read_json
 from pipeline.versions.dockerfile import NEWEST, Instruction, read
 from pipeline.versions.meaning import pinned
+from pipeline.versions.relations import SUFFIX
 from pipeline.versions.requirements import Pin, logical_lines, parse
+from pipeline.versions.variables import assigned, environment
 
-from .places import Place, image_stem, is_version, package_stem, variable_stem
-
-_PIN = re.compile(r"(?<![\w./-])([A-Za-z][A-Za-z0-9._-]*)(?:\[[^\]\s]*\])?==([0-9][A-Za-z0-9.+!_-]*)")
-_IMAGE = re.compile(r"^(?:docker-image://)?((?:[\w.-]+(?::\d+)?/)*[a-z0-9][\w.-]*):(v?\d[\w.-]*)(?:@sha256:\w+)?$")
-_BUILD_ARG = re.compile(r"--build-arg[= ]+[\"']?([A-Za-z_]\w*)=[\"']?([^\s\"'$`{}\\]+)")
-_CLONE = re.compile(
-    r"git\s+clone\b[^;&|\n]*?(?:--branch[= ]|-b\s+)[\"']?(v?\d[\w.+-]*)[^;&|]*?/([\w.-]+?)(?:\.git)?(?=[\s\"';&|]|$)"
-)
+from .commands import command, image
+from .places import Place, is_version, package_stem, variable_stem
 
 
 class NotUnderstood(Exception):
@@ -42,38 +38,18 @@ def dockerfile(path: str, text: str) -> Iterator[Place]:
 
 
 def _run(path: str, instruction: Instruction) -> Iterator[Place]:
-    yield from command(path, instruction.rest, instruction.line_at, "command")
+    rest = instruction.rest
+    yield from command(path, rest, instruction.line_at, "command")
+    given = environment(rest, {}, ()) if instruction.name == "ENV" else assigned(rest, {}, ())
+    for name, value in given.items():
+        at = re.search(rf"(?<![\w$]){name}(?=[= ])", rest)
+        if at and name.upper().endswith(SUFFIX) and is_version(value):
+            kind = "ENV" if instruction.name == "ENV" else "shell"
+            yield Place(path, instruction.line_at(at.start()), kind, name, value, variable_stem(name))
     for heredoc in instruction.heredocs:
         for number, line in enumerate(heredoc.lines, heredoc.first):
             if not line.lstrip().startswith("#"):
                 yield from command(path, line, lambda _, number=number: number, "command")  # type: ignore[misc]
-
-
-def command(path: str, text: str, line: Callable[[int], int], scope: str) -> Iterator[Place]:
-    """What a command line pins: packages, build arguments, a cloned tag, `X_VERSION=…`.
-
-    `line` turns an offset in the text into a line of the file.
-    """
-    if "==" in text:
-        for match in _PIN.finditer(text):
-            yield Place(path, line(match.start()), "pin", match[1], match[2], package_stem(match[1]), scope)
-    if "--build-arg" in text:
-        for match in _BUILD_ARG.finditer(text):
-            yield Place(path, line(match.start()), "build-arg", match[1], match[2], variable_stem(match[1]))
-    if "clone" in text:
-        for match in _CLONE.finditer(text):
-            yield Place(path, line(match.start()), "git", match[2], match[1], package_stem(match[2]))
-
-
-def image(path: str, line: int, text: str, kind: str = "image") -> Iterator[Place]:
-    """An image reference whose tag begins with a version."""
-    match = _IMAGE.match(text)
-    if match is None:
-        return
-    repository = match[1].removeprefix("docker.io/").removeprefix("library/")
-    version, _, flavour = match[2].partition("-")
-    if is_version(version):
-        yield Place(path, line, kind, repository, version, image_stem(repository), flavour)
 
 
 def bake(path: str, texts: Iterable[Text]) -> Iterator[Place]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Any
 
 from pipeline.versions.texts import ENVIRON
 
+from .commands import command, joined_lines
 from .places import Place, is_version, variable_stem
-from .readers import NotUnderstood, command, image
+from .readers import NotUnderstood
 
 _ASSIGNED = re.compile(
     r"^\s*(?:export\s+|readonly\s+|local\s+|declare\s+-\w+\s+|set\s+)*"
@@ -27,7 +27,7 @@ _YAML_LINE = re.compile(
 
 def shell(path: str, text: str) -> Iterator[Place]:
     """Assignments of `X_VERSION`, fallbacks `${X_VERSION:-…}`, and what commands pin; for Make as well."""
-    for number, line in _joined(text):
+    for number, line in joined_lines(text):
         if line.lstrip().startswith("#"):
             continue
         if "_VERSION" in line:
@@ -56,10 +56,12 @@ def yaml(path: str, text: str) -> Iterator[Place]:
     """Keys `X_VERSION`, `image:` and every command line in a string; by lines where a template makes it no YAML."""
     import yaml as library
 
+    from .yamltree import nodes
+
     loader = getattr(library, "CSafeLoader", library.SafeLoader)
     try:
         for document in library.compose_all(text, Loader=loader):
-            yield from _node(path, document, 0)
+            yield from nodes(path, document)
     except (library.YAMLError, ValueError) as error:
         if "{{" not in text and "{%" not in text:
             mark = getattr(error, "problem_mark", None)
@@ -70,45 +72,3 @@ def yaml(path: str, text: str) -> Iterator[Place]:
             if match and is_version(match[2]):
                 yield Place(path, number, "yaml", match[1], match[2], variable_stem(match[1]))
             yield from command(path, line, lambda _, number=number: number, "script")  # type: ignore[misc]
-
-
-def _node(path: str, node: Any, depth: int) -> Iterator[Place]:  # noqa: ANN401 -- PyYAML's nodes
-    kind = getattr(node, "id", "")
-    if depth > 60:
-        return
-    if kind == "sequence":
-        for item in node.value:
-            yield from _node(path, item, depth + 1)
-    elif kind == "mapping":
-        for key, value in node.value:
-            if getattr(value, "id", "") == "scalar" and isinstance(key.value, str):
-                yield from _pair(path, key.value, str(value.value), key.start_mark.line + 1)
-            yield from _node(path, value, depth + 1)
-    elif kind == "scalar":
-        first = node.start_mark.line + (2 if node.style in ("|", ">") else 1)
-        if "==" in node.value or "--build-arg" in node.value or "clone" in node.value:
-            for number, line in _joined(str(node.value)):
-                if not line.lstrip().startswith("#"):
-                    yield from command(path, line, lambda _, at=first + number - 1: at, "script")  # type: ignore[misc]
-
-
-def _pair(path: str, key: str, value: str, line: int) -> Iterator[Place]:
-    if key.lower().endswith("_version") and is_version(value):
-        yield Place(path, line, "yaml", key, value, variable_stem(key))
-    elif key == "image":
-        yield from image(path, line, value)
-
-
-def _joined(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their continuations, each with the number of its first."""
-    held, first = "", 0
-    for number, line in enumerate(text.split("\n"), 1):
-        if not held:
-            first = number
-        if line.endswith("\\"):
-            held += line[:-1] + " "
-            continue
-        yield first, held + line
-        held = ""
-    if held:
-        yield first, held

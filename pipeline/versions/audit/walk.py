@@ -29,7 +29,7 @@ _TEMPLATES = ("j2", "jinja", "jinja2", "tmpl", "tpl", "template", "erb")  # what
 _LARGEST = 1024 * 1024  # bytes
 _REQUIREMENTS = re.compile(r"(?:^|[-_.])(?:requirements|constraints)[^/]*\.(?:txt|in)$", re.IGNORECASE)
 _MAKE = re.compile(r"^(?:makefile|gnumakefile|.*\.mk|justfile)$", re.IGNORECASE)
-_YAML = re.compile(rb"_VERSION|_version|--build-arg|image:|==|git clone")
+_YAML = re.compile(rb"_VERSION|_version|--build-arg|build-args|image:|container:|==|git clone")
 _CONSTANT = re.compile(rb"_VERSION")
 _BAKE = re.compile(rb'variable"?\s*[":{]|target"?\s*[":{]')
 _SHELL = re.compile(rb"_VERSION|--build-arg|==|git clone")
