@@ -92,7 +92,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Ask, list[tuple[Cell, Request
             check_template(template)
     read_verdicts(arguments.verdict)
     if ask.signer is not None and not ask.dry_run:
-        ask.signer.check()
+        ask.signer.open()
     if matrix is None:
         said = arguments.tp, arguments.cache, arguments.verdict, arguments.engine
         cells = [single(model, *said) for model in arguments.models]

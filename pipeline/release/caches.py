@@ -61,7 +61,7 @@ def push(
     root that must not be used, `TagTaken`, what signing raises, and what the registry raises.
     """
     if signer is not None:
-        signer.check()
+        signer.open()
     with tempfile.TemporaryDirectory(prefix="push-") as temporary:
         clean = Path(temporary) / "root"
         keys = merge_roots([(name, root)], clean)  # checks everything, and takes only what belongs

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import math
+import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from pipeline.planning.find import usual_tp
 from .faults import TagsClash
 from .matrixfile import CellTable, EngineTable, ExcludeTable, GpuTable, MatrixFile, refused
 
+_MOST = 1000  # cells of a table that is crossed: more are a mistake
 _PATH_FIELDS = ("model", "tp", "gpu", "engine")
 # What a cell hands on to `pipeline image` as it stands; lists become its comma-separated words.
 _HANDED_ON = (
@@ -134,6 +137,9 @@ def _strangers(matrix: MatrixFile, table: CellTable, where: str) -> Iterator[str
                 yield f"{where}.{kind}: there is no table [{kind}s.{name}]{said}"
     if table.gpu is not None and (table.device is not None or table.arch is not None):
         yield f"{where}: gpu decides device and arch; leave those out"
+    lists = (table.model, table.tp, table.gpu, table.engine)
+    if (number := math.prod(len(one) for one in lists if one is not None)) > _MOST:
+        yield f"{where}: crossed they are {number} cells, and {_MOST} are the most"
     if table.engine is not None and table.base_image is not None:
         yield f"{where}: engine decides base_image; leave one of them out"
 
@@ -181,8 +187,11 @@ def _path(text: str, one: _One, gpu: str, home: Path, problems: list[str]) -> Pa
     """A path of the matrix, from the matrix's own folder, with the cell's fields in it."""
     fields = {"model": plain(one.model.rpartition("/")[2]), "tp": str(one.tp), "gpu": gpu, "engine": one.engine}
     try:
+        used = [part[1:] for part in string.Formatter().parse(text) if part[1] is not None]
+        if any(name not in fields or spec or conversion for name, spec, conversion in used):
+            raise ValueError(text)
         return home / Path(text.format_map(fields)).expanduser()
-    except (KeyError, ValueError, IndexError, AttributeError, RuntimeError):
+    except (ValueError, RuntimeError):
         problems.append(
             f"{text!r} is no path; its fields can be {', '.join('{' + name + '}' for name in _PATH_FIELDS)}"
         )

@@ -96,8 +96,14 @@ class _Look:
     def _attached(self, kind: str, what: str) -> Iterator[tuple[Manifest, bytes, str]]:
         """Attachments of one type with why they do not count, empty where they do."""
         for manifest, body in attached(self.registry, self.reference.repository, self.pushed.digest, kind):
-            why = self._unsigned(manifest.digest) if self.key else ""
+            why = self._of_another(manifest) or (self._unsigned(manifest.digest) if self.key else "")
             yield manifest, body, f"the {what} {manifest.digest[:19]}… does not count: {why}" if why else ""
+
+    def _of_another(self, manifest: Manifest) -> str:
+        """Why an attachment is not of this image, whose list anyone who may push can write; empty when it is."""
+        subject = manifest.json().get("subject")
+        named = subject.get("digest") if isinstance(subject, dict) else None
+        return "" if named == self.pushed.digest else f"it is of {shown(str(named), 80)}"
 
     def provenance(self, image: Image) -> Answer:
         def find() -> Answer:

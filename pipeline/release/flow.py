@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,11 +32,12 @@ from .faults import CachesOfAnother, TagsClash
 from .journal import Journal
 from .layout import layout
 from .lookup import Shelf, There
-from .names import FIELDS, Names, expand, pattern
+from .names import FIELDS, Names, check_names, expand, pattern
 from .outcome import Row, Summary
 from .publish import Publisher, move
 from .registry import Registry
 from .scanner import available
+from .together import together
 from .verdicts import proofs, read_verdicts
 
 if TYPE_CHECKING:
@@ -146,10 +146,14 @@ class Release:
                 yield _Job(at, cell, request, prepared, names_of(cell, prepared), journal)
 
     def _refuse_clashes(self, jobs: Sequence[_Job]) -> None:
-        """Refuse moving tags that two cells would fight for, or that look like a cell's own immutable tag."""
+        """Refuse templates that give no tag, and moving tags that two cells would fight for, or that look like a
+        cell's own immutable tag.
+        """
         seen: dict[str, str] = {}
         for job in jobs:
+            check_names(self.ask.template_of(job.cell), job.names)
             for template in self.ask.moves:
+                check_names(template, job.names)
                 tag = expand(template, job.names)
                 if tag in seen:
                     raise TagsClash(
@@ -171,8 +175,7 @@ class Release:
             except PipelineError as error:
                 return error
 
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return list(pool.map(look, jobs))
+        return together(look, jobs, _AT_ONCE)
 
     def _skip(self, registry: Registry, job: _Job, there: There) -> Row:
         moves = () if self.ask.dry_run else tuple(expand(template, job.names) for template in self.ask.moves)

@@ -43,10 +43,10 @@ class Shelf:
         The host's own journal tells the tag where it can; else every tag that the template could have given is looked
         at, so that a fresh CI runner finds what another has released.
         """
-        entry = journal.read()
-        if entry is not None and entry.done and (found := self._released(entry.tag, journal.inputs)):
+        entry, wanted = journal.read(), pattern(template, names)
+        known = entry is not None and entry.done and wanted.fullmatch(entry.tag)  # else: of another template
+        if entry is not None and known and (found := self._released(entry.tag, journal.inputs)):
             return found
-        wanted = pattern(template, names)
         for tag in [tag for tag in self.tags() if wanted.fullmatch(tag)][:_MOST]:
             if found := self._released(tag, journal.inputs):
                 return found

@@ -154,6 +154,8 @@ def read_matrix(path: Path) -> MatrixFile:
         raise MatrixInvalid(f"{path}: {error.strerror}", hint="--matrix takes a release.toml") from None
     except UnicodeDecodeError:
         raise MatrixInvalid(f"{path} is not UTF-8 text", hint="--matrix takes a release.toml") from None
+    except RecursionError:
+        raise MatrixInvalid(f"{path} is nested too deeply", hint="--matrix takes a release.toml") from None
     except tomllib.TOMLDecodeError as error:
         raise MatrixInvalid(f"{path}: {error}", hint="https://toml.io has the grammar") from None
     try:

@@ -6,7 +6,7 @@ import difflib
 import re
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.contract.errors import UsageError
 from pipeline.image.naming import plain
@@ -83,6 +83,16 @@ def check_template(template: str) -> list[str]:
             f"{template!r} gives no tag: {example!r}", hint="letters, digits, `_`, `.` and `-`, at most 128"
         )
     return used
+
+
+def check_names(template: str, names: Names) -> None:
+    """Raise `TemplateInvalid` when a template gives no tag for what is known of a cell, whatever the rest will be."""
+    tag = expand(template, replace(names, gpu=names.gpu or "g", key=names.key or "0" * 8, cache=names.cache or "0" * 8))
+    if not TAG.fullmatch(tag):
+        raise TemplateInvalid(
+            f"{template!r} gives no tag for {names.model}: {tag!r}",
+            hint="is a field empty for it ({engine} without an engine), or is it longer than 128 characters?",
+        )
 
 
 def expand(template: str, names: Names) -> str:

@@ -67,6 +67,11 @@ class Publisher:
                 f"{self.place} stands for another image ({held.config[:19]}…), and a tag is never moved",
                 hint="was it tuned again? {cache} in the tag's template tells the two apart; or remove the tag there",
             )
+        if held is not None and not held.attested:
+            raise TagTaken(
+                f"{self.place} stands for this image without its provenance, and a tag is never moved",
+                hint="somebody pushed it otherwise: remove the tag there",
+            )
         return held
 
     def _pushed(self, done: Finished, config: str) -> Held:

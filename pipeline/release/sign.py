@@ -48,6 +48,12 @@ class Signer:
                 hint=f"export {PASSWORD}, empty where the key has no password",
             )
 
+    def open(self) -> None:
+        """As `check`, and let cosign open the key, so that a wrong password is told before any work."""
+        self.check()
+        with _public_key(self):
+            pass
+
 
 def check_key(key: str) -> None:
     """Raise `KeyUnusable` when a key, private or public, is neither a readable file nor `env://NAME` that is set."""
@@ -113,6 +119,13 @@ def verify(registry: Registry, subject: Reference, key: str, *, transparency_log
 
 
 def _signed_by(registry: Registry, subject: Reference, signer: Signer) -> bool:
+    with _public_key(signer) as public:
+        return verify(registry, subject, str(public), transparency_log=signer.transparency_log) == ""
+
+
+@contextlib.contextmanager
+def _public_key(signer: Signer) -> Iterator[Path]:
+    """The public key of a private one, in a file for as long as it is needed. Raises `KeyUnusable`."""
     with tempfile.TemporaryDirectory(prefix="key-") as folder:
         public = Path(folder) / "cosign.pub"
         command = [_cosign(), "public-key", f"--key={signer.key}", f"--outfile={public}"]
@@ -122,7 +135,7 @@ def _signed_by(registry: Registry, subject: Reference, signer: Signer) -> bool:
             raise KeyUnusable(
                 f"cosign cannot use {shown(signer.key)}: {_last(error)}", hint=f"is {PASSWORD} its password?"
             ) from error
-        return verify(registry, subject, str(public), transparency_log=signer.transparency_log) == ""
+        yield public
 
 
 def _by_variable(key: str) -> bool:

@@ -144,6 +144,11 @@ class Transport:
         try:
             yield
         except (requests.exceptions.SSLError, urllib3.exceptions.SSLError) as error:
+            if "WRONG_VERSION_NUMBER" in str(error):
+                raise TlsFailed(
+                    f"{what}: {host} does not speak TLS",
+                    hint="without TLS only the loopback is spoken to: put TLS before the registry",
+                ) from error
             raise TlsFailed(
                 f"{what}: the certificate of {host} is not trusted: {_reason(error)}",
                 hint=f"put its authority into /etc/docker/certs.d/{host}/ca.crt, or name it in SSL_CERT_FILE",

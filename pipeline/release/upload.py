@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 from .layout import Content
 from .registry import Registry
+from .together import together
 
 _AT_ONCE = 4  # blobs
 
@@ -15,10 +14,9 @@ def upload(registry: Registry, repository: str, content: Content) -> int:
 
     Return the bytes of the blobs that had to be pushed. Every step can be repeated. Raises the errors of `Registry`.
     """
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        there = list(pool.map(lambda one: registry.has_blob(repository, one.digest), content.blobs))
-        missing = [one for one, has in zip(content.blobs, there, strict=True) if not has]
-        list(pool.map(lambda one: registry.put_blob(repository, content.path(one), one.media_type), missing))
+    there = together(lambda one: registry.has_blob(repository, one.digest), content.blobs, _AT_ONCE)
+    missing = [one for one, has in zip(content.blobs, there, strict=True) if not has]
+    together(lambda one: registry.put_blob(repository, content.path(one), one.media_type), missing, _AT_ONCE)
     for one in (*content.manifests, content.top):
         registry.put_manifest(repository, one.digest, content.path(one).read_bytes(), one.media_type)
     return sum(one.size for one in missing)

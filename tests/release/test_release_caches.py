@@ -159,6 +159,10 @@ def test_pull_refuses_images_taken_places_and_bad_names(plain, tmp_path, capsys)
     assert main(["cache", "pull", f"oci://{plain.host}/caches/wrong:other", str(tmp_path / "out")]) == Exit.CACHE
     assert main(["cache", "push", str(tmp_path / "root"), f"oci://{plain.host}/caches/taken"]) == 0
     assert main(["cache", "pull", f"oci://{plain.host}/caches/taken", str(tmp_path / "root")]) == Exit.USAGE
+    below = tmp_path / "root" / "file" / "out"
+    below.parent.write_text("no directory")
+    assert main(["cache", "pull", f"oci://{plain.host}/caches/taken", str(below)]) == Exit.USAGE
+    below.parent.unlink()
     assert main(["cache", "pull", f"oci://{plain.host}/caches/taken:none", str(tmp_path / "out")]) == Exit.PUBLISH
     for bad in ("caches/taken", "oci://caches/taken", "oci://", f"docker://{plain.host}/x"):
         assert main(["cache", "pull", bad, str(tmp_path / "out")]) == Exit.USAGE

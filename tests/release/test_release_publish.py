@@ -227,6 +227,28 @@ def test_an_image_without_its_attachments_does_not_count_as_released(bench: Benc
     assert bench.find("1" * 64).digest == done.digest
 
 
+def test_a_tag_without_provenance_is_neither_signed_nor_taken(bench: Bench) -> None:
+    place = bench.folder / "bare"
+    content = read_content(place, exported(place, b"a cache", bench.notes, attested=False)[0])
+    upload(bench.registry, bench.place.repository, content)
+    bench.registry.put_manifest(bench.place.repository, TAG, content.path(content.top).read_bytes(), INDEX)
+    with pytest.raises(TagTaken, match="without its provenance"):
+        bench.publish(b"a cache")
+    assert bench.registry.referrers(bench.place.repository, content.top.digest) == ()
+
+
+def test_what_was_released_under_another_template_gets_its_new_tag(bench: Bench) -> None:
+    first = bench.publish(b"a cache")
+    journal = Journal(bench.folder, bench.place.name, "1" * 64)
+    shelf = Shelf(bench.registry, bench.place.repository)
+    assert shelf.find(DEFAULT, NAMES, journal).tag == TAG
+    assert shelf.find("{model}-rc1", NAMES, journal) is None
+    bench.place = bench.place.tagged("tiny-rc1")
+    second = bench.publish(b"a cache")
+    assert (second.digest, bench.exports) == (first.digest, 1), "what is pushed already gets the tag"
+    assert shelf.find("{model}-rc1", NAMES, journal).tag == "tiny-rc1"
+
+
 def test_moving_tags_move_and_are_left_where_they_are_right(bench: Bench, faulty: Any) -> None:
     first = bench.publish(b"a cache")
     assert publish.move(bench.registry, bench.place, first.digest, ("latest", "stable")) == ("latest", "stable")

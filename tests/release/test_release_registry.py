@@ -249,8 +249,9 @@ def test_plain_http_where_tls_is_awaited_says_so(plain, monkeypatch):
     import pipeline.release.transport as transport
 
     monkeypatch.setattr(transport, "is_plain", lambda host: False)
-    with Registry(plain.host, NOBODY, QUICK) as registry, pytest.raises(errors.TlsFailed):
+    with Registry(plain.host, NOBODY, QUICK) as registry, pytest.raises(errors.TlsFailed) as caught:
         registry.tags("any")
+    assert "does not speak TLS" in caught.value.message and "certs.d" not in caught.value.hint
 
 
 FAULTS = [

@@ -14,6 +14,7 @@ from test_release_registry import NOBODY, QUICK
 from pipeline.contract.exits import Exit
 from pipeline.contract.verdict import Verdict
 from pipeline.release import attach, contents, errors, media, sbom, sign
+from pipeline.release.referrers import add_to_list
 from pipeline.release.registry import Registry
 from pipeline.release.seal import seal
 from pipeline.release.sign import Signer
@@ -122,6 +123,21 @@ def test_what_others_attached_or_signed_does_not_count(plain, keys, pipeline, tm
     assert found["autotune"][0] == "missing"
 
 
+def test_what_was_moved_here_from_another_image_does_not_count(plain, keys, pipeline, tmp_path):
+    """Signed by the key, and of another image: the list of an old registry is a tag that anyone who may push writes."""
+    private, public = keys
+    with Registry(plain.host, NOBODY, QUICK) as registry:
+        sample = samples.push(registry, "trust/moved", tmp_path)
+        other = samples.push(registry, "trust/moved", tmp_path, tactic=5)
+        seal(registry, sample.reference, everything(sample, "sbom"), Signer(str(private)))
+        seal(registry, other.reference, [attach.sbom(SBOM)], Signer(str(private)))
+        for one in registry.referrers("trust/moved", other.reference.digest):
+            add_to_list(registry, "trust/moved", sample.reference.digest, one)
+    found = states(pipeline("attest", "verify", sample.reference, "--key", public, "--json"))
+    assert found["sbom"][0] == "wrong" and f"it is of {other.reference.digest}" in found["sbom"][1]
+    assert {state for name, (state, _) in found.items() if name != "sbom"} == {"ok"}
+
+
 def test_junk_among_the_attachments_is_an_answer_and_no_traceback(plain, pipeline, tmp_path):
     with Registry(plain.host, NOBODY, QUICK) as registry:
         sample = samples.push(registry, "trust/junk", tmp_path)
@@ -166,6 +182,9 @@ def test_signing_says_what_is_wrong(plain, keys, tmp_path, monkeypatch):
         monkeypatch.setenv("COSIGN_PASSWORD", "not the password")
         with pytest.raises(errors.SigningFailed) as caught:
             sign.sign(registry, sample.reference, Signer(str(private)))
+        with pytest.raises(errors.KeyUnusable, match="cosign cannot use") as early:
+            Signer(str(private)).open()
+        assert "not the password" not in str(early.value)
         assert "not the password" not in str(caught.value) + "".join(caught.value.details)
         assert "signature" not in str(registry.tags("trust/signing"))
         monkeypatch.delenv("COSIGN_PASSWORD")

@@ -20,6 +20,7 @@ from pipeline.release.cells import Cell
 from pipeline.release.errors import RegistrySilent, Unauthorized
 from pipeline.release.faults import CachesOfAnother, TagsClash
 from pipeline.release.lookup import Shelf, There
+from pipeline.release.names import TemplateInvalid
 from pipeline.release.outcome import Row
 
 DIGEST = "sha256:" + "d" * 64
@@ -168,6 +169,15 @@ def test_two_cells_that_would_move_one_tag_are_refused(stage: Any, moves: tuple[
 def test_a_moving_tag_is_never_a_releases_own(stage: Any) -> None:
     with pytest.raises(TagsClash, match="release's own tag"):
         release("a", moves=("{model}-tp1-cpu-x86-64-fi1.0-00000000",)).run()
+
+
+@pytest.mark.parametrize(
+    "more", [{"template": "{engine}"}, {"moves": ("{engine}-latest",)}, {"moves": ("x" * 99 + "{model}",)}]
+)
+def test_templates_that_give_a_cell_no_tag_are_told_before_any_work(stage: Any, more: dict[str, Any]) -> None:
+    with pytest.raises(TemplateInvalid, match="gives no tag for"):
+        release("a" * 40, **more).run()
+    assert stage.done == []
 
 
 def test_a_registry_that_refuses_us_is_told_before_any_work(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,6 +147,10 @@ def test_every_name_that_nothing_defines_is_said(tmp_path: Path) -> None:
         ('[[cells]]\nmodel = "tiny"\n[[exclude]]\ntp = 4\n', "exclude[0] leaves out no cell"),
         ('[[cells]]\nmodel = "tiny"\ncache = "{modl}"\n', "'{modl}' is no path"),
         ('[[cells]]\nmodel = "tiny"\ncache = "{model.x}"\n', "is no path"),
+        ('[[cells]]\nmodel = "tiny"\ncache = "{model.__class__}"\n', "is no path"),
+        ('[[cells]]\nmodel = "tiny"\ncache = "{model:>99999999999}"\n', "is no path"),
+        (f'[[cells]]\nmodel = "tiny"\ntp = {list(range(1, 1002))}\n', "crossed they are 1001 cells"),
+        ("a = " + "[" * 100_000, "nested too deeply"),
         (
             '[gpus.a]\narch = "90a"\n[[cells]]\nmodel = "tiny"\ngpu = "a"\ndevice = "cpu"\n',
             "gpu decides device and arch",

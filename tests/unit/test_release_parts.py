@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from pipeline.release.journal import Entry, Journal
 from pipeline.release.names import DEFAULT, Names, TemplateInvalid, check_template, expand, pattern
 from pipeline.release.outcome import Row, Summary
 from pipeline.release.report import rows, show
+from pipeline.release.together import together
 from pipeline.release.verdicts import proofs, read_verdicts
 
 NAMES = Names("Llama-3.1-8B", 2, "0.6.16.post3", "H200", "vLLM", "abcdef0123456789", "fedcba98765432")
@@ -234,3 +236,26 @@ def test_the_summary_says_what_became_of_each_cell(capsys: pytest.CaptureFixture
     told = summary.to_json()
     assert (told["pushed"], told["skipped"], told["failed"], told["exit_code"]) == (1, 1, 1, 6)
     assert [cell["status"] for cell in told["cells"]] == ["pushed", "skipped", "failed"]
+
+
+def test_an_interruption_does_not_wait_for_what_runs() -> None:
+    """Threads that sit out a registry must not keep Ctrl-C waiting; an error waits, since the next cell goes on."""
+    for wanted, waits in ((KeyboardInterrupt(), False), (ValueError(), True)):
+        begun, go, ended = threading.Event(), threading.Event(), threading.Event()
+
+        def work(
+            number: int, wanted: BaseException = wanted, begun: Any = begun, go: Any = go, ended: Any = ended
+        ) -> None:
+            if number == 0:
+                begun.wait(20)
+                raise wanted
+            begun.set()
+            go.wait(20)
+            ended.set()
+
+        if waits:
+            threading.Timer(0.2, go.set).start()
+        with pytest.raises(type(wanted)):
+            together(work, [0, 1], 2)
+        assert ended.is_set() == waits
+        go.set()
