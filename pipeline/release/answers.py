@@ -10,6 +10,7 @@ import requests
 from pipeline.cache.finding import shown
 from pipeline.contract.errors import PublishError
 
+from .bodies import read
 from .errors import (
     AnswerInvalid,
     DigestMismatch,
@@ -23,6 +24,7 @@ from .errors import (
 from .patience import Passing
 
 _MOST = 65_536  # bytes of an error's body that are looked at
+_LONGEST = 5.0  # seconds that its words are waited for while they trickle in
 _ROOM = ("no space left", "quota", "insufficient storage", "storage limit", "out of space")
 PASSING = frozenset({429, 500, 502, 503, 504})
 
@@ -30,8 +32,7 @@ PASSING = frozenset({429, 500, 502, 503, 504})
 def said(response: requests.Response) -> str:
     """The registry's own words, as one printable line; empty where it has none."""
     try:
-        text = response.raw.read(_MOST, decode_content=True) if response.raw is not None else b""
-        errors = json.loads(text)["errors"]
+        errors = json.loads(read(response, _MOST, _LONGEST))["errors"]
         words = [" ".join(str(e.get(k)) for k in ("code", "message", "detail") if e.get(k)) for e in errors]
     except Exception:  # noqa: BLE001 - whatever an error page is made of, it is not worth another error
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,11 +14,13 @@ import requests
 from pipeline.cache.finding import shown
 
 from .answers import judge
+from .bodies import read
 from .credentials import Login
 from .errors import AnswerInvalid, Unauthorized
 
 _PART = re.compile(r'([A-Za-z_-]+)=(?:"([^"]*)"|([^\s,]+))')
 _CLIENT = "tuned-image-pipeline"
+_MOST = 1 << 20  # bytes of an answer with a token
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def _token(
         response = session.get(realm, params=asked, headers=headers, timeout=timeout, stream=True)
     judge(response, (200,), f"a token for {scope}", place.netloc.rpartition("@")[2])
     try:
-        value = response.json()
+        value = json.loads(read(response, _MOST, timeout[1]))
         return str(value.get("token") or value["access_token"])
     except (ValueError, KeyError, AttributeError) as error:
         raise AnswerInvalid(f"{shown(place.netloc, 80)} answered no token") from error

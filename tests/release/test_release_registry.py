@@ -15,7 +15,7 @@ from release_registries import PASSWORD, USER, auth_of, command, free_port
 
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.exits import Exit
-from pipeline.release import errors, media
+from pipeline.release import answers, errors, media
 from pipeline.release.credentials import Credentials, Login, docker_config
 from pipeline.release.descriptors import Descriptor
 from pipeline.release.patience import Patience
@@ -354,3 +354,12 @@ def test_a_registry_that_sends_byte_by_byte_is_given_up(faulty):
         with pytest.raises(errors.RegistrySilent, match="longer than 1 s"):
             registry.manifest("drips", "one")
         assert time.monotonic() - began < 15
+
+
+def test_what_a_refusal_says_is_not_waited_for(faulty, monkeypatch):
+    monkeypatch.setattr(answers, "_LONGEST", 0.5)
+    faulty.fail(path="blobs", drip=0.1)
+    began = time.monotonic()
+    with Registry(faulty.host, NOBODY, QUICK) as registry, pytest.raises(errors.NotInRegistry, match="answered 404"):
+        registry.blob("slow/one", "sha256:" + "0" * 64)
+    assert time.monotonic() - began < 5
