@@ -35,13 +35,18 @@ class RecordUnread(CacheRefused):
 def image_in_engine(name: str) -> Iterator[tuple[DockerClient, Image]]:
     """The engine's client and an image of it; no engine is started for this.
 
-    Raises `ImageNameInvalid` for what no engine could hold under that name, `TargetUnknown` when an engine answers and
-    has no such image, and an `EngineError` when none answers.
+    Raises `TargetUnknown` for what no image can be called, and when an engine answers and has no such image; an
+    `EngineError` when none answers.
     """
     from pipeline.engine import connect, find
-    from pipeline.image.settings import check_reference
+    from pipeline.image.settings import ImageNameInvalid, check_reference
 
-    check_reference(name)  # before an engine is looked for: the answer must not depend on whether one runs
+    try:
+        check_reference(name)  # before an engine is looked for: the answer must not depend on whether one runs
+    except ImageNameInvalid as error:
+        raise TargetUnknown(
+            f"{name!r} is no file, no directory, and no image in the engine can have that name", hint=error.hint
+        ) from error
     engine = find()
     if engine is None:
         raise EngineError(
