@@ -31,9 +31,12 @@ def execute(arguments: argparse.Namespace) -> int:
 
     try:
         if arguments.fix and has_templates(arguments.root):
+            from pipeline.contract.files import alone
             from pipeline.versions.sync import sync
 
-            for path in sync(arguments.root, load(arguments.root)):
+            with alone(arguments.root, lambda: log.note("waiting for another command that changes this tree")):
+                written = sync(arguments.root, load(arguments.root))
+            for path in written:
                 log.note(f"wrote {printable(path)}")
         if arguments.online:
             from pipeline.versions.online import check_online

@@ -24,12 +24,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Print one line, or one object, per place."""
     from pipeline.versions.findings import near, printable
+    from pipeline.versions.relations import canonical
     from pipeline.versions.source import FILE, load
     from pipeline.versions.where import where
 
     versions = load(arguments.root)
     if arguments.name not in versions:
-        hint = near(arguments.name, versions).removeprefix("; ") or f"names stand in {FILE}"
+        governor = versions.governors().get(canonical(arguments.name))
+        said = f"; {arguments.name} is governed by {governor}: `pipeline where {governor}`" if governor else ""
+        hint = (said or near(arguments.name, versions)).removeprefix("; ") or f"names stand in {FILE}"
         raise UnknownName(f"{FILE} has no {arguments.name}", hint=hint)
     sites = where(arguments.root, versions, arguments.name)
     if arguments.json:

@@ -96,7 +96,13 @@ def write(root: Path, outcome: Bump) -> None:
         try:
             write_whole(full, outcome.files[path], mode=mode)
         except OSError as error:
-            raise BumpRefused(f"{path} cannot be written: {error.strerror}", hint="then run `pipeline sync`") from error
+            first = path == FILE
+            hint = (
+                "make it writable, then repeat the command; nothing was written"
+                if first
+                else f"{FILE} is written: make this writable, then run `pipeline sync`"
+            )
+            raise BumpRefused(f"{path} cannot be written: {error.strerror}", hint=hint) from error
 
 
 def replaced(versions: Versions, values: Mapping[str, str]) -> Versions:

@@ -18,8 +18,11 @@ from .dockerfile import (
     read,
 )
 from .gitrefs import Shell
+from .shelltext import quiet
 from .texts import Found, Texts, joined
 from .variables import NAME, assigned, environment, substituted
+
+_SHELL = frozenset({"RUN", "CMD", "ENTRYPOINT", "HEALTHCHECK"})
 
 
 class Dockerplaces:
@@ -93,7 +96,7 @@ class Dockerplaces:
     def _instruction(
         self, instruction: Instruction, values: Mapping[str, str], shell: Shell
     ) -> Iterator[tuple[int, Found]]:
-        rest = instruction.rest
+        rest = quiet(instruction.rest) if instruction.name in _SHELL else instruction.rest
         if instruction.name == "ENV" and "=" not in rest.partition(" ")[0]:
             rest = rest.replace(" ", "=", 1)
         elif instruction.name == "RUN":
@@ -103,7 +106,7 @@ class Dockerplaces:
         for found in self.texts.look(text, shell):
             yield instruction.line_at(max(offsets[found.at] - before, 0)), found
         for heredoc in instruction.heredocs:
-            bare = ["" if line.lstrip().startswith("#") else line for line in heredoc.lines]
+            bare = quiet("\n".join("" if line.lstrip().startswith("#") else line for line in heredoc.lines)).split("\n")
             known = assigned("\n".join(bare), values, self.texts.versions)
             lines = [substituted(line, known)[0] for line in bare]
             starts = list(accumulate((len(line) + 1 for line in lines), initial=0))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 
 URL = re.compile(r"\b(?:https?|git|ssh|git\+https|git\+ssh|git\+http|ftp)://[^\s\"'<>|;`)\\]+|\bgit@[\w.-]+:[^\s\"']+")
-_HELD = re.compile(r"(?<![\w/])\$(?:\w+|\{\w[^\s{}]{0,200}\})/[^\s\"'<>|;`)\\$]+")  # `$X/owner/name`
+HELD = re.compile(r"(?<![\w/])\$(?:\w+|\{\w[^\s{}]{0,200}\})/[^\s\"'<>|;`)\\$]+")  # `$X/owner/name`
 _COMMAND = re.compile(r"[^;|\n&]+(?:&(?!&)[^;|\n&]+)*")
 _BRANCH = re.compile(r"(?<!\S)[\"']?(?:--(?:branch|revision)(?:=|\s+)|-b\s*)[\"']?([^\s\"';&|)]+)")
 # At most eight options between `git` and its command, so that a row of them is not looked at from each of its members.
@@ -97,7 +97,7 @@ def refs(
         words, span = command[0], command.span()
         urls = [(found.start(), found.end(), repository(found[0])) for found in URL.finditer(text, *span)]
         if not urls and "$" in words and re.search(r"\bclone\b", words):
-            urls = [(found.start(), found.end(), repository(found[0])) for found in _HELD.finditer(text, *span)][:1]
+            urls = [(found.start(), found.end(), repository(found[0])) for found in HELD.finditer(text, *span)][:1]
         acts = list(_GIT.finditer(text, *span))
         for found in _BRANCH.finditer(text, *span) if not acts else ():
             owner = _cloned(urls, found.start(), last if "$" in words else "")

@@ -18,6 +18,7 @@ from .dockerplaces import Dockerplaces
 from .findings import Finding
 from .render import FOLDER, has_templates
 from .requirements import Pin, Requirements, read
+from .shelltext import quiet
 from .sites import Site
 from .source import FILE, SUFFIX, Versions
 from .texts import Found, Texts, joined
@@ -150,7 +151,7 @@ class _Collector:
             self._bake(path, texts)
         else:
             bare = re.sub(r"(?m)^[ \t]*(?:#|//)[^\n]*$", "", text)
-            whole = joined(bare)
+            whole = joined(quiet(bare))
             held = assigned(whole, {}, self.versions)
             whole = substituted(whole, held)[0] if held else whole
             ends = [end.start() for end in re.finditer("[\n\v]", whole)]

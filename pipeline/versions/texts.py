@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
+from .gitrefs import HELD, Shell, refs
 from .gitrefs import URL as _URL
-from .gitrefs import Shell, refs
 from .relations import PLACE, Relation, canonical
 from .sites import local_label, same_version
 from .source import FILE, Versions
@@ -17,7 +18,11 @@ _FILE = re.compile(
     rf"([A-Za-z0-9][A-Za-z0-9._]*?)-({_VERSION}(?:(?:\+|%2[Bb])[A-Za-z0-9.]+)?)(?:-[^/]*\.whl|\.(?:tar\.\w+|tgz|zip))$"
 )
 _PIN = re.compile(
-    rf"(?<![\w./-])([A-Za-z][A-Za-z0-9._-]*)(?:\[[^\]\n]{{0,200}}\])?\s*={{2,3}}\s*({_VERSION}(?:\+[A-Za-z0-9.]+)?)"
+    rf"(?<![\w./-])([A-Za-z][A-Za-z0-9._-]*)(?:\[[^\]\n]{{0,200}}\])?\s*={{2,3}}"
+    rf"(?:\s*|\\?[\"'])({_VERSION}(?:\+[A-Za-z0-9.]+)?)"
+)
+_AT = re.compile(  # torch@2.10.0, as uv takes it
+    rf"(?<![\w./@:-])([A-Za-z][A-Za-z0-9._-]*)(?:\[[^\]\n]{{0,200}}\])?@({_VERSION}(?:\+[A-Za-z0-9.]+)?)(?![\w@/:]|\.\d)"
 )
 _REF_AFTER = (
     "archive",
@@ -41,6 +46,9 @@ _ASSIGNED = re.compile(  # all but the name is only looked at, so that `run: X_V
 _SHOWN = 300  # characters; no file of a package has a longer name
 _NUMBER = re.compile(r"v?\d")
 _FALLBACK = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^${}]+)\}")
+_ELSE = re.compile(r"(?<![\w$./-])([A-Za-z_]\w*+)[:?]?=[\"']?\$\{\w+:?[-=]([^\s${}]+)\}")  # X_VERSION=${1:-1.2}
+_HOST_HELD = re.compile(r"^(?:\w+://)?\$(?:\w+|\{\w[^\s{}]*\})(?=/)")
+_DOWNLOADED = re.compile(r"/(?:archive|releases|raw|tarball|zipball)/|\.(?:whl|tar\.\w+|tgz|zip)$")
 ENVIRON = re.compile(  # os.environ.get("X", "1.2"), os.getenv(…), setdefault(…), and `… or "1.2"`
     r"\b(?:getenv|environ(?:\.get|\.setdefault))\(\s*[\"']([A-Za-z_]\w*)[\"']\s*"
     r"(?:,\s*(?:default\s*=\s*)?|\)\s*or\s+)[\"']([^\s\"'\\]{1,200})[\"']"
@@ -96,15 +104,20 @@ class Texts:
         for pattern, name in self.images:
             for match in pattern.finditer(text):
                 yield match, self.image(name, match["image"], match["tag"])
-        for match in (*_ASSIGNED.finditer(text), *_FALLBACK.finditer(text), *ENVIRON.finditer(text)):
+        for match in chain.from_iterable(pattern.finditer(text) for pattern in (_ASSIGNED, _FALLBACK, _ELSE, ENVIRON)):
             if match[1] in self.versions and _alike(match[2], self.versions[match[1]]):
                 yield match, self.assignment(match[1], match[2])
         for match in _PIN.finditer(text):
             yield match, self.pin(match[1], f"{match[1]}=={match[2]}", match[2])
+        for match in _AT.finditer(text) if "@" in text else ():
+            yield match, self.pin(match[1], match[0], match[2])
         for match in _BACKEND.finditer(text):
             yield match, self.label(match[1], match[0])
         for match in _URL.finditer(text) if "://" in text or "git@" in text else ():
             yield match, self.address(match[0])
+        for match in HELD.finditer(text) if "$" in text else ():
+            if _DOWNLOADED.search(match[0]):
+                yield match, self.address(match[0])
         if "git" in text or "branch" in text:
             for match, repository, ref in refs(text, self.repository, self.repositories, shell):
                 yield match, self.ref(repository, self.repositories[repository], ref)
@@ -148,6 +161,7 @@ class Texts:
 
     def address(self, url: str) -> Iterator[Found]:
         """An address: the file that it names, the ref of a repository, labels and versions among its parts."""
+        url = _HOST_HELD.sub("https://host", url)
         if "$" in url:
             url = url[: url.index("$")]
         whole, _, fragment = (url.partition("://")[2] or url).partition("#")

@@ -12,6 +12,7 @@ import pytest
 from versions_trees import FLASHINFER, plant, source, texts
 
 from pipeline.__main__ import main
+from pipeline.contract.files import write_whole
 from pipeline.versions import drift, index, load
 from pipeline.versions.bump import BumpRefused, Wishes, write
 from pipeline.versions.bump import bump as work_out
@@ -382,3 +383,28 @@ def test_a_reader_that_goes_away_leaves_nothing_unwritten(root: Path) -> None:
     process.stdout.close()
     assert process.wait(timeout=120) == 0
     assert load(root)["LONE_VERSION"] == "2.0"
+
+
+@pytest.mark.parametrize(
+    ("refused", "hint"),
+    [
+        ("versions.json", "make it writable, then repeat the command; nothing was written"),
+        ("docker/Dockerfile", "versions.json is written: make this writable, then run `pipeline sync`"),
+    ],
+)
+def test_a_file_that_cannot_be_written_has_the_hint_that_helps(
+    root: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch, refused: str, hint: str
+) -> None:
+    outcome = work_out(root, Wishes({"FLASHINFER_VERSION": "0.7.4"}), asked.append)
+    if refused not in outcome.files:
+        outcome.files[refused] = b"x"
+
+    def deny(path: Path, data: bytes, *, mode: int) -> bool:
+        if path == root / refused:
+            raise PermissionError(13, "Permission denied")
+        return write_whole(path, data, mode=mode)
+
+    monkeypatch.setattr("pipeline.versions.bump.write_whole", deny)
+    with pytest.raises(BumpRefused, match="Permission denied") as caught:
+        write(root, outcome)
+    assert caught.value.hint == hint

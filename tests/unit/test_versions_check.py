@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -121,6 +122,27 @@ def test_a_bad_template_has_its_place(tmp_path: Path, template: str | bytes, exp
     assert main(["check", "--root", str(root)]) == 2
     assert main(["sync", "--root", str(root)]) == 2
     assert not (root / "docker").exists()
+
+
+def test_fix_waits_for_whoever_changes_the_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = templated(tmp_path)
+    held: list[bool] = []
+
+    def write(_root: Path, _versions: object) -> list[str]:
+        handle = os.open(root, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held.append(True)
+        finally:
+            os.close(handle)
+        return ["docker/Dockerfile"]
+
+    monkeypatch.setattr("pipeline.versions.sync.sync", write)
+    assert main(["check", "--fix", "--root", str(root)]) == 0
+    assert held == [True] and "wrote docker/Dockerfile" in capsys.readouterr().err
 
 
 def test_a_bad_template_hides_no_other_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

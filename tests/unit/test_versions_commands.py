@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from versions_trees import plant
+from versions_trees import plant, source
 
 from pipeline.__main__ import main
 
@@ -89,3 +89,9 @@ def test_pins_with_bad_input(
         "nothing.txt: is missing",
     ):
         assert line in captured.err
+
+
+def test_a_package_is_told_from_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = plant(tmp_path, {"versions.json": source({"TORCH_VERSION": "2.13.0"})})
+    assert main(["where", "torch", "--root", str(root)]) == 2
+    assert "pipeline where TORCH_VERSION" in capsys.readouterr().err
