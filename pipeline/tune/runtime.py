@@ -69,7 +69,7 @@ def tuned(root: Path | str | None = None, *, key: str = "", require: bool | None
     at = flashinfer_api.load()
     try:
         loaded = _loaded(at, place, wanted)
-    except NotTuned as error:
+    except CacheRefused as error:  # NotTuned, or what lies below the root is named like no key
         if require:
             raise
         if error.message not in _warned:

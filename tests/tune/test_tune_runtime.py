@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.contract.places import CACHE_FILE
+from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 
 # A program as somebody would write it; it counts what the real search_cache answered.
 PROGRAM = """
@@ -91,6 +91,18 @@ def test_a_changed_file_is_refused_with_the_reasons(run, tuned, tmp_path):
     file.write_text(text + " " * (len(file.read_bytes()) - len(text)))  # the size is not what gives it away
     out, _ = run(copy, root, require=True)
     assert any("gpu" in line for line in out["refused"][1]) and any("sha256" in line for line in out["refused"][1])
+
+
+def test_a_directory_that_is_no_key_ends_no_program(run, tuned, tmp_path):
+    root, _ = tuned
+    copy = tmp_path / "root"
+    shutil.copytree(root, copy)
+    version = next(copy.iterdir())
+    manifest = next(version.glob(f"*/*/{MANIFEST_FILE}"))
+    manifest.write_text(manifest.read_text().replace(f'"key": "{version.name}/', '"key": "a copy/'))
+    version.rename(copy / "a copy")
+    out, said = run(copy, root)
+    assert out["loaded"] == [None, None] and all(out["rights"]) and "a copy/" in said
 
 
 def test_a_key_may_be_named(run, tuned):
