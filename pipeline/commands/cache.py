@@ -77,12 +77,14 @@ def execute(arguments: argparse.Namespace) -> int:
 def _ls(arguments: argparse.Namespace) -> int:
     from pipeline import log
     from pipeline.cache.finding import shown
-    from pipeline.commands._caches import root_of
+    from pipeline.commands._caches import looks_like_path, root_of
     from pipeline.commands._store import listing, stored, strays
 
     if arguments.target:
         with root_of(arguments.target) as root:
             rows, other = listing(root), strays(root)
+        if not looks_like_path(arguments.target):  # of an image or a layout there was only a copy, gone by now
+            rows = [{**row, "path": f"{arguments.target} {row['key']}"} for row in rows]
     else:
         entries = stored()
         rows = [row for entry in entries for row in listing(entry.root, entry)]

@@ -150,4 +150,4 @@ def test_a_tuned_image_is_explained_live(pipeline):
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)["keys"][0]
     assert answer["verdict"] == "ok" and answer["entries"] > 10 and answer["notes"] == []
-    assert pipeline("explain", name, "--live", "--startup-max-wait", "0.1").returncode != 0
+    assert pipeline("explain", name, "--live", "--startup-max-wait", "1").returncode not in (0, 2)

@@ -286,6 +286,15 @@ def test_foreign_text_and_strays_are_listed_safely(capsys, tmp_path):
     assert "\x1b" not in run(capsys, "diff", file, place / CACHE_FILE)[1]
 
 
+def test_a_listing_of_a_copy_names_no_place_that_is_gone(capsys, tmp_path):
+    samples.write(tmp_path / "r")
+    assert run(capsys, "export", tmp_path / "r", f"oci:{tmp_path}/oci")[0] == 0
+    (row,) = json.loads(run(capsys, "ls", f"oci:{tmp_path}/oci", "--json")[1])
+    assert row["path"] == f"oci:{tmp_path}/oci {row['key']}"
+    (row,) = json.loads(run(capsys, "ls", tmp_path / "r", "--json")[1])
+    assert Path(row["path"]).is_dir()
+
+
 def test_an_empty_store_says_how_to_fill_it(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     code, out, err = run(capsys, "ls")
