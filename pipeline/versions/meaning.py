@@ -8,7 +8,6 @@ from __future__ import annotations
 import codecs
 import posixpath
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase as fnmatch
@@ -18,12 +17,11 @@ from .dockerplaces import Dockerplaces
 from .findings import Finding
 from .render import FOLDER, has_templates
 from .requirements import Pin, Requirements, read
-from .shelltext import quiet
+from .shelltext import script
 from .sites import Site
 from .source import FILE, SUFFIX, Versions
-from .texts import Found, Texts, joined
+from .texts import Found, Texts
 from .tree import Tree, Unreadable, decode, is_dockerfile
-from .variables import assigned, substituted
 
 _FIRST = re.compile(r"\A\ufeff?(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*(?:FROM|ARG)[ \t]+\S", re.IGNORECASE)
 _FROM = re.compile(r"^[ \t]*FROM[ \t]+\S", re.IGNORECASE | re.MULTILINE)
@@ -150,12 +148,8 @@ class _Collector:
             self.result.findings += [Finding(path, line, 0, message, "bake") for line, message in problems]
             self._bake(path, texts)
         else:
-            bare = re.sub(r"(?m)^[ \t]*(?:#|//)[^\n]*$", "", text)
-            whole = joined(quiet(bare))
-            held = assigned(whole, {}, self.versions)
-            whole = substituted(whole, held)[0] if held else whole
-            ends = [end.start() for end in re.finditer("[\n\v]", whole)]
-            self.found(path, self.texts.look(whole), lambda at: 1 + bisect_left(ends, at))
+            whole, line = script(text, self.versions)
+            self.found(path, self.texts.look(whole), line)
 
     def found(self, path: str, found: Iterable[Found], line: Callable[[int], int]) -> None:
         """Add what was found inside a text; `line` turns an offset into a line."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections.abc import Callable, Container
+
+from .variables import assigned, substituted
 
 # Quoted texts and escaped characters are passed over, so that a `#` in them begins no comment.
 _COMMENT = re.compile(r"\\.|\"(?:[^\"\\\n]|\\.)*+\"|'[^'\n]*+'|(?<![^\s;&|(])#[^\n]*")
@@ -27,6 +31,23 @@ def quiet(text: str) -> str:
     if "usage" in text.lower():
         text = _MESSAGE.sub(_blank, text)
     return text
+
+
+def joined(text: str) -> str:
+    """A script with its continued lines joined; each offset stays what it was, and `\v` marks where a line ended."""
+    return re.sub(r"\\\r?\n", lambda found: " " * (len(found[0]) - 1) + "\v", text)
+
+
+def script(text: str, managed: Container[str]) -> tuple[str, Callable[[int], int]]:
+    """A script as its commands read: quiet, continued lines joined, what its variables hold put in.
+
+    The second is the line of an offset. Managed names are left as they stand.
+    """
+    whole = joined(quiet(re.sub(r"(?m)^[ \t]*(?:#|//)[^\n]*$", "", text)))
+    held = assigned(whole, {}, managed)
+    whole = substituted(whole, held)[0] if held else whole
+    ends = [end.start() for end in re.finditer("[\n\v]", whole)]
+    return whole, lambda at: 1 + bisect_left(ends, at)
 
 
 def _blank(found: re.Match[str]) -> str:

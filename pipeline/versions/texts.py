@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from .gitrefs import HELD, Shell, refs
-from .gitrefs import URL as _URL
+from .gitrefs import HELD, URL, Shell, refs
 from .relations import PLACE, Relation, canonical
 from .sites import local_label, same_version
 from .source import FILE, Versions
@@ -17,11 +16,11 @@ _VERSION = r"\d+(?:\.\d+)*(?:(?:[._-]?(?:post|rc|alpha|beta|dev|a|b)\.?\d*)*)"
 _FILE = re.compile(
     rf"([A-Za-z0-9][A-Za-z0-9._]*?)-({_VERSION}(?:(?:\+|%2[Bb])[A-Za-z0-9.]+)?)(?:-[^/]*\.whl|\.(?:tar\.\w+|tgz|zip))$"
 )
-_PIN = re.compile(
+PIN = re.compile(
     rf"(?<![\w./-])([A-Za-z][A-Za-z0-9._-]*)(?:\[[^\]\n]{{0,200}}\])?\s*={{2,3}}"
     rf"(?:\s*|\\?[\"'])({_VERSION}(?:\+[A-Za-z0-9.]+)?)"
 )
-_AT = re.compile(  # torch@2.10.0, as uv takes it
+AT = re.compile(  # torch@2.10.0, as uv takes it
     rf"(?<![\w./@:-])([A-Za-z][A-Za-z0-9._-]*)(?:\[[^\]\n]{{0,200}}\])?@({_VERSION}(?:\+[A-Za-z0-9.]+)?)(?![\w@/:]|\.\d)"
 )
 _REF_AFTER = (
@@ -48,18 +47,13 @@ _NUMBER = re.compile(r"v?\d")
 _FALLBACK = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^${}]+)\}")
 _ELSE = re.compile(r"(?<![\w$./-])([A-Za-z_]\w*+)[:?]?=[\"']?\$\{\w+:?[-=]([^\s${}]+)\}")  # X_VERSION=${1:-1.2}
 _HOST_HELD = re.compile(r"^(?:\w+://)?\$(?:\w+|\{\w[^\s{}]*\})(?=/)")
-_DOWNLOADED = re.compile(r"/(?:archive|releases|raw|tarball|zipball)/|\.(?:whl|tar\.\w+|tgz|zip)$")
+DOWNLOADED = re.compile(r"/(?:archive|releases|raw|tarball|zipball)/|\.(?:whl|tar\.\w+|tgz|zip)$")
 ENVIRON = re.compile(  # os.environ.get("X", "1.2"), os.getenv(…), setdefault(…), and `… or "1.2"`
     r"\b(?:getenv|environ(?:\.get|\.setdefault))\(\s*[\"']([A-Za-z_]\w*)[\"']\s*"
     r"(?:,\s*(?:default\s*=\s*)?|\)\s*or\s+)[\"']([^\s\"'\\]{1,200})[\"']"
 )
 _BACKEND = re.compile(r"torch[-_]backend[=\s]+[\"']?([a-z]+\d+)\b", re.IGNORECASE)
 _HOST = r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+(?::\d+)?|localhost(?::\d+)?|[A-Za-z0-9-]+:\d+)/"
-
-
-def joined(text: str) -> str:
-    """A script with its continued lines joined; each offset stays what it was, and `\v` marks where a line ended."""
-    return re.sub(r"\\\r?\n", lambda found: " " * (len(found[0]) - 1) + "\v", text)
 
 
 class Found(NamedTuple):
@@ -107,16 +101,16 @@ class Texts:
         for match in chain.from_iterable(pattern.finditer(text) for pattern in (_ASSIGNED, _FALLBACK, _ELSE, ENVIRON)):
             if match[1] in self.versions and _alike(match[2], self.versions[match[1]]):
                 yield match, self.assignment(match[1], match[2])
-        for match in _PIN.finditer(text):
+        for match in PIN.finditer(text):
             yield match, self.pin(match[1], f"{match[1]}=={match[2]}", match[2])
-        for match in _AT.finditer(text) if "@" in text else ():
+        for match in AT.finditer(text) if "@" in text else ():
             yield match, self.pin(match[1], match[0], match[2])
         for match in _BACKEND.finditer(text):
             yield match, self.label(match[1], match[0])
-        for match in _URL.finditer(text) if "://" in text or "git@" in text else ():
+        for match in URL.finditer(text) if "://" in text or "git@" in text else ():
             yield match, self.address(match[0])
         for match in HELD.finditer(text) if "$" in text else ():
-            if _DOWNLOADED.search(match[0]):
+            if DOWNLOADED.search(match[0]):
                 yield match, self.address(match[0])
         if "git" in text or "branch" in text:
             for match, repository, ref in refs(text, self.repository, self.repositories, shell):
@@ -167,40 +161,19 @@ class Texts:
         whole, _, fragment = (url.partition("://")[2] or url).partition("#")
         bare, _, query = whole.partition("?")
         parts = [part for part in bare.split("/")[1:] if part]
-        named = _FILE.match(parts[-1]) if parts and len(parts[-1]) <= _SHOWN else None
-        if named:
-            version = re.sub("%2[Bb]", "+", named[2])
-            yield from self.pin(named[1], parts[-1], version)
+        name, version = file_in(parts)
+        if name:
+            yield from self.pin(name, parts[-1], version)
         for part in parts:
             yield from self.label(part, url)
-        repository, ref = self._repository_and_ref(url)
+        repository, ref = repository_and_ref(url, self.repositories)
         asked = next((found[1] for found in re.finditer(r"(?:^|&)(?:tag|ref|branch)=([^&]+)", query)), "")
         if repository:
             yield from self.ref(repository, self.repositories[repository], ref or asked or fragment.partition(":")[0])
 
     def repository(self, url: str) -> str:
         """The governed repository that an address names, or nothing."""
-        return self._repository_and_ref(url)[0]
-
-    def _repository_and_ref(self, url: str) -> tuple[str, str]:
-        """The governed repository that an address names, and the ref or version in it; empty where there is none."""
-        path = re.split(r"://|^git@[^:]+:", url)[-1].partition("?")[0].partition("#")[0]
-        parts = path.split("/")
-        for at, part in enumerate(parts):
-            stem, _, ref = part.partition("@")
-            stem = canonical(stem.removesuffix(".git"))
-            if stem not in self.repositories or (at == 0 and len(parts) > 1 and "git@" not in url):
-                continue
-            after = parts[at + 1 : at + 9]
-            if after and after[0] == stem:  # an owner of the same name
-                continue
-            if not ref and after and (after[0] in _REF_AFTER or after[0] in ("releases", "refs", "-")):
-                rest = [word for word in after if word not in (*_REF_AFTER, "releases", "refs", "heads", "-")]
-                ref = re.sub(r"\.(tar\.\w+|tgz|zip|patch|diff)$", "", rest[0]) if rest else ""
-            elif not ref and after and re.fullmatch(rf"v?{_VERSION}", after[0]):
-                ref = after[0]
-            return stem, ref
-        return "", ""
+        return repository_and_ref(url, self.repositories)[0]
 
     def ref(self, repository: str, name: str, ref: str) -> Iterator[Found]:
         """A git ref of a governed repository, where it looks like a version and not like a branch or a commit."""
@@ -214,6 +187,33 @@ class Texts:
         right = ref == spelled or (not given and same_version(plain[1], wanted))
         text = f"{repository} at {ref}"
         yield Found(name, "git", text, "" if right else f"{text}, {FILE} says {spelled} ({name})")
+
+
+def file_in(parts: Sequence[str]) -> tuple[str, str]:
+    """Name and version of the wheel or archive that an address ends with; empty where it is none."""
+    named = _FILE.match(parts[-1]) if parts and len(parts[-1]) <= _SHOWN else None
+    return (named[1], re.sub("%2[Bb]", "+", named[2])) if named else ("", "")
+
+
+def repository_and_ref(url: str, known: Container[str]) -> tuple[str, str]:
+    """The known repository that an address names, and the ref or version in it; empty where there is none."""
+    path = re.split(r"://|^git@[^:]+:", url)[-1].partition("?")[0].partition("#")[0]
+    parts = path.split("/")
+    for at, part in enumerate(parts):
+        stem, _, ref = part.partition("@")
+        stem = canonical(stem.removesuffix(".git"))
+        if stem not in known or (at == 0 and len(parts) > 1 and "git@" not in url):
+            continue
+        after = parts[at + 1 : at + 9]
+        if after and after[0] == stem:  # an owner of the same name
+            continue
+        if not ref and after and (after[0] in _REF_AFTER or after[0] in ("releases", "refs", "-")):
+            rest = [word for word in after if word not in (*_REF_AFTER, "releases", "refs", "heads", "-")]
+            ref = re.sub(r"\.(tar\.\w+|tgz|zip|patch|diff)$", "", rest[0]) if rest else ""
+        elif not ref and after and re.fullmatch(rf"v?{_VERSION}", after[0]):
+            ref = after[0]
+        return stem, ref
+    return "", ""
 
 
 def _alike(value: str, wanted: str) -> bool:

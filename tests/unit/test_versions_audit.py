@@ -180,6 +180,60 @@ def test_every_form_of_a_value_is_compared_with_the_argument(tmp_path: Path, pat
     assert (path, line) in {(place.path, place.line) for _, group in found[0].values for place in group}
 
 
+GIT = "https://h.invalid/o"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "found"),
+    [
+        (
+            "Dockerfile",
+            "FROM a\nRUN pip install https://h.invalid/w/torch-2.10.0+cu128-cp312-cp312-linux_x86_64.whl\n",
+            (2, "pin", "torch", "2.10.0+cu128"),
+        ),
+        (
+            "requirements.txt",
+            "torch @ https://h.invalid/torch-2.10.0%2Bcu128-cp312.whl\n",
+            (1, "pin", "torch", "2.10.0+cu128"),
+        ),
+        ("a.sh", "pip install $W/torch-2.10.0-cp312.whl\n", (1, "pin", "torch", "2.10.0")),
+        ("a.sh", f"pip install \\\n  git+{GIT}/lib.git@v1.2\n", (2, "git", "lib", "v1.2")),
+        ("a.sh", "curl ${GH}/o/lib/archive/refs/tags/v1.2.tar.gz\n", (1, "git", "lib", "v1.2")),
+        ("a.sh", f"V=v1.2\ngit clone {GIT}/lib x\ncd x\ngit checkout $V\n", (4, "git", "lib", "v1.2")),
+        ("a.yml", f"- run: |\n    git clone {GIT}/lib\n    cd lib\n    git checkout v1.2\n", (4, "git", "lib", "v1.2")),
+        ("Dockerfile", f"FROM a\nRUN <<E\ngit clone \\\n  -b v1.2 {GIT}/lib\nE\n", (4, "git", "lib", "v1.2")),
+        (
+            "Dockerfile",
+            f"FROM a AS b\nWORKDIR /s\nRUN git clone {GIT}/lib\nFROM b\nRUN cd lib && git checkout v1.2\n",
+            (5, "git", "lib", "v1.2"),
+        ),
+        ("install", f"#!/usr/bin/env bash\ngit clone -b v1.2 {GIT}/lib\n", (2, "git", "lib", "v1.2")),
+        ("install", "#!/bin/sh\nexport NCCL_VERSION=2.29.1\n", (2, "shell", "NCCL_VERSION", "2.29.1")),
+        ("a.sh", "pip install torch=='2.10.0'\n", (1, "pin", "torch", "2.10.0")),
+        ("a.sh", "uv pip install torch@2.10.0\n", (1, "pin", "torch", "2.10.0")),
+    ],
+)
+def test_what_commands_pin(tmp_path: Path, path: str, text: str, found: tuple[int, str, str, str]) -> None:
+    places = look(plant(tmp_path, {path: text})).places
+    assert [(place.line, place.kind, place.name, place.value) for place in places] == [found]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("install", "NCCL_VERSION=2.29.1\n"),
+        ("a.sh", f"git clone {GIT}/lib && cd lib && git checkout 0263a6a6\n"),
+        ("a.sh", "if [ $torch == 2.9 ]; then x; fi\n"),
+        ("a.sh", "true # pip install torch==2.9\npip freeze | grep -v torch==2.9\n"),
+        ("a.sh", "pip install 'torch==2.9.*'\nnpm install torch@2.9\n"),
+        ("Dockerfile", "FROM a\nRUN true # torch==2.9\n"),
+        ("a.yml", "- uses: actions/checkout@v4\n- uses: docker/x@1.2\n"),
+    ],
+)
+def test_what_commands_do_not_pin(tmp_path: Path, path: str, text: str) -> None:
+    assert look(plant(tmp_path, {path: text})).places == []
+
+
 @pytest.mark.parametrize("text", ["container: x/y:2.1-z\n", "container:\n  image: x/y:2.1-z\n", "image: x/y:2.1-z\n"])
 def test_images_that_jobs_run_in_are_compared(tmp_path: Path, text: str) -> None:
     found = audit(

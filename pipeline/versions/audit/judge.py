@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
+from itertools import chain, combinations, product
 from typing import NamedTuple
 
 from pipeline.versions.sites import public
@@ -58,7 +58,10 @@ def _group(stem: str, places: Sequence[Place]) -> list[Disagreement]:
     What differs for a weaker reason between places that a stronger one lists beside each other is not said again.
     """
     verdicts: dict[Confidence, dict[_Reason, list[tuple[Place, Place]]]] = defaultdict(lambda: defaultdict(list))
-    for one, two in combinations(_sample(places), 2):
+    by_value: dict[str, list[Place]] = defaultdict(list)  # most of a large tree says the same
+    for place in _sample(places):
+        by_value[place.value].append(place)
+    for one, two in chain.from_iterable(product(*groups) for groups in combinations(by_value.values(), 2)):
         verdict = _pair(stem, one, two)
         if verdict is not None:
             verdicts[verdict[0]][verdict[1]].append((one, two))

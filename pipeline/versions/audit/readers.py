@@ -7,13 +7,14 @@ import tomllib
 from collections.abc import Iterable, Iterator
 
 from pipeline.versions.bake import Text, read_json
+from pipeline.versions.dockercommands import commands
 from pipeline.versions.dockerfile import NEWEST, Instruction, read
 from pipeline.versions.meaning import pinned
 from pipeline.versions.relations import SUFFIX
 from pipeline.versions.requirements import Pin, logical_lines, parse
 from pipeline.versions.variables import assigned, environment
 
-from .commands import command, image
+from .commands import Commands, address, image, place
 from .places import Place, is_version, package_stem, variable_stem
 
 
@@ -34,22 +35,18 @@ def dockerfile(path: str, text: str) -> Iterator[Place]:
             yield from image(path, stage.line, stage.base)
     for instruction in found.instructions:
         if instruction.name in ("RUN", "ENV"):
-            yield from _run(path, instruction)
+            yield from _assignments(path, instruction)
+    yield from (place(path, line, said, "command") for line, said in commands(found, Commands()))
 
 
-def _run(path: str, instruction: Instruction) -> Iterator[Place]:
+def _assignments(path: str, instruction: Instruction) -> Iterator[Place]:
     rest = instruction.rest
-    yield from command(path, rest, instruction.line_at, "command")
     given = environment(rest, {}, ()) if instruction.name == "ENV" else assigned(rest, {}, ())
     for name, value in given.items():
         at = re.search(rf"(?<![\w$]){name}(?=[= ])", rest)
         if at and name.upper().endswith(SUFFIX) and is_version(value):
             kind = "ENV" if instruction.name == "ENV" else "shell"
             yield Place(path, instruction.line_at(at.start()), kind, name, value, variable_stem(name))
-    for heredoc in instruction.heredocs:
-        for number, line in enumerate(heredoc.lines, heredoc.first):
-            if not line.lstrip().startswith("#"):
-                yield from command(path, line, lambda _, number=number: number, "command")  # type: ignore[misc]
 
 
 def bake(path: str, texts: Iterable[Text]) -> Iterator[Place]:
@@ -118,6 +115,8 @@ def pyproject(path: str, text: str) -> Iterator[Place]:
 
 
 def _requirement(pin: Pin, group: str = "") -> Iterator[Place]:
+    for said in address(pin.url) if pin.url else ():
+        yield place(pin.path, pin.line, said, pin.marker or "")
     if pin.name is None or not pin.specifier:
         return
     version = pinned(pin.specifier)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from pipeline.versions.texts import ENVIRON
 
-from .commands import command, joined_lines
+from .commands import command, joined_lines, script_places
 from .places import Place, is_version, variable_stem
 from .readers import NotUnderstood
 
@@ -36,7 +36,7 @@ def shell(path: str, text: str) -> Iterator[Place]:
                 yield Place(path, number, "shell", match[1], match[2], variable_stem(match[1]))
             for match in _FALLBACK.finditer(line):
                 yield Place(path, number, "shell", match[1], match[2], variable_stem(match[1]))
-        yield from command(path, line, lambda _, number=number: number, "script")  # type: ignore[misc]
+    yield from script_places(path, text)
 
 
 def python(path: str, text: str) -> Iterator[Place]:

@@ -12,6 +12,7 @@ from pipeline.versions.findings import Finding
 from pipeline.versions.tree import decode, is_dockerfile, ordinary, refusal
 
 from . import readers, scripts
+from .commands import WORTH
 from .places import Place
 
 Reader = Callable[[str, str], Iterator[Place]]
@@ -29,10 +30,11 @@ _TEMPLATES = ("j2", "jinja", "jinja2", "tmpl", "tpl", "template", "erb")  # what
 _LARGEST = 1024 * 1024  # bytes
 _REQUIREMENTS = re.compile(r"(?:^|[-_.])(?:requirements|constraints)[^/]*\.(?:txt|in)$", re.IGNORECASE)
 _MAKE = re.compile(r"^(?:makefile|gnumakefile|.*\.mk|justfile)$", re.IGNORECASE)
-_YAML = re.compile(rb"_VERSION|_version|--build-arg|build-args|image:|container:|==|git clone")
+_YAML = re.compile(rb"_VERSION|_version|build-args|image:|container:|" + WORTH.encode())
 _CONSTANT = re.compile(rb"_VERSION")
 _BAKE = re.compile(rb'variable"?\s*[":{]|target"?\s*[":{]')
-_SHELL = re.compile(rb"_VERSION|--build-arg|==|git clone")
+_SHELL = re.compile(rb"_VERSION|" + WORTH.encode())
+_SHEBANG = re.compile(rb"\A#![^\n]*\b(?:ba|da|k|z)?sh\b")
 
 
 @dataclass
@@ -103,6 +105,8 @@ def _reader(name: str, path: str) -> tuple[Reader, re.Pattern[bytes] | None] | N
         chosen = readers.pyproject, None
     elif end in ("sh", "bash", "env") or _MAKE.match(name):
         chosen = scripts.shell, _SHELL
+    elif "." not in name:
+        chosen = scripts.shell, _SHEBANG
     return chosen
 
 

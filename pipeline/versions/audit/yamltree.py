@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .commands import command, image, joined_lines
+from .commands import WORTH, image, script_places
 from .places import Place, is_version, variable_stem
 
 _GIVEN = re.compile(r"^\s*[\"']?([A-Za-z_]\w*)=[\"']?([^\s\"'$`{}\\]+)[\"']?\s*$")
 _BUILD_ARGS = frozenset({"build-args", "build_args", "buildargs"})  # of docker/build-push-action and its like
 _IMAGES = frozenset({"image", "container"})
 _DEEPEST = 60
+_COMMANDS = re.compile(WORTH)
 
 
 def nodes(path: str, node: Any, within: tuple[str, ...] = ()) -> Iterator[Place]:  # noqa: ANN401 -- PyYAML's nodes
@@ -33,12 +34,8 @@ def nodes(path: str, node: Any, within: tuple[str, ...] = ()) -> Iterator[Place]
         yield from _named(path, {key: value for key, _, value in pairs})
         for key, value in node.value:
             yield from nodes(path, value, (*within, str(key.value) if key.id == "scalar" else "?"))
-    elif kind == "scalar":
-        first = _first(node)
-        if "==" in node.value or "--build-arg" in node.value or "clone" in node.value:
-            for number, line in joined_lines(str(node.value)):
-                if not line.lstrip().startswith("#"):
-                    yield from command(path, line, lambda _, at=first + number - 1: at, "script")  # type: ignore[misc]
+    elif kind == "scalar" and _COMMANDS.search(node.value):
+        yield from script_places(path, str(node.value), _first(node))
 
 
 def _first(scalar: Any) -> int:  # noqa: ANN401
