@@ -25,7 +25,15 @@ from .patience import Passing
 
 _MOST = 65_536  # bytes of an error's body that are looked at
 _LONGEST = 5.0  # seconds that its words are waited for while they trickle in
-_ROOM = ("no space left", "quota", "insufficient storage", "storage limit", "out of space")
+_ROOM = (
+    "no space left",
+    "quota",
+    "insufficient storage",
+    "storage limit",
+    "out of space",
+    "'err': 28}",
+    "'err': 122}",
+)  # as docker-registry 2.8 says ENOSPC and EDQUOT
 PASSING = frozenset({429, 500, 502, 503, 504})
 
 

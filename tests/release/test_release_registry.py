@@ -300,8 +300,11 @@ def test_a_refusal_is_final(fault, kind, faulty):
     assert str(fault["status"]) in caught.value.message and caught.value.exit_code == Exit.PUBLISH
 
 
-def test_a_full_disk_says_so_after_its_tries(faulty):
-    faulty.fail(status=500, method="PUT", message="write /data: no space left on device")
+@pytest.mark.parametrize(
+    "message", ["write /data: no space left on device", "{'Enclosed': {'Op': 'write', 'Err': 28}}"]
+)
+def test_a_full_disk_says_so_after_its_tries(message, faulty):
+    faulty.fail(status=500, method="PUT", message=message)
     with Registry(faulty.host, NOBODY, QUICK) as registry, pytest.raises(errors.RegistryFull):
         registry.put_blob("full/one", os.urandom(1000))
 
