@@ -6,6 +6,7 @@ import argparse
 import copy
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Ask, list[tuple[Cell, Request
             check_template(template)
     read_verdicts(arguments.verdict)
     if ask.signer is not None and not ask.dry_run:
-        ask.signer.open()
+        ask = replace(ask, signed_by=ask.signer.open())
     if matrix is None:
         said = arguments.tp, arguments.cache, arguments.verdict, arguments.engine
         cells = [single(model, *said) for model in arguments.models]

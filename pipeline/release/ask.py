@@ -37,6 +37,7 @@ class Ask:
     moves: tuple[str, ...] = ()
     own: Mapping[str, str] = field(default_factory=dict)
     signer: Signer | None = None
+    signed_by: str = ""  # the sha256 of the signer's public key; empty where the key was not opened
     dry_run: bool = False
     again: bool = False  # tune again: what is there already does not count
 

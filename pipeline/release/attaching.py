@@ -28,9 +28,10 @@ from .sign import Signer
 
 @dataclass(frozen=True)
 class Proofs:
-    """`signer` None signs nothing; `scanned` says that BuildKit makes the SBOM."""
+    """`signer` None signs nothing, `signed_by` is the sha256 of its public key; `scanned`: BuildKit makes the SBOM."""
 
     signer: Signer | None = None
+    signed_by: str = ""
     scanned: bool = False
 
     def attach(

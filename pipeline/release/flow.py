@@ -85,7 +85,7 @@ class Release:
             connected(engine) as client,
             layout(cache_home()) as self._layout,
         ):
-            shelf = Shelf(registry, self.ask.place.repository, signed=self.ask.signer is not None)
+            shelf = Shelf(registry, self.ask.place.repository, self.ask.signer, self.ask.signed_by)
             shelf.tags()  # a registry that does not answer, or not us, is told before any work
             jobs = list(self._prepare(engine, client))
             self._refuse_clashes(jobs)
@@ -205,7 +205,7 @@ class Release:
         place = self.ask.place.tagged(expand(self.ask.template_of(job.cell), names))
         notes = notes_of(done, job.journal.inputs, revision_of(self.ask.root), self.ask.own)
         scanner = self._scan(job)
-        beside = Proofs(self.ask.signer, scanned=bool(scanner))
+        beside = Proofs(self.ask.signer, self.ask.signed_by, scanned=bool(scanner))
         publisher = Publisher(registry, place, job.journal, notes, scanner, self._layout, beside)
         published = publisher.publish(done, verdicts)
         moved = move(registry, place, published.digest, tuple(expand(template, names) for template in self.ask.moves))

@@ -19,13 +19,14 @@ from pipeline.contract.files import write_json
 @dataclass(frozen=True)
 class Entry:
     """`image` is the digest under which it was pushed, `config` its config digest, `tag` the tag that it is to get;
-    `done` once the tag stands.
+    `done` once the tag stands, `signed_by` the sha256 of the public key that signed it by then.
     """
 
     image: str
     config: str
     tag: str
     done: bool = False
+    signed_by: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from . import media
 from .annotate import INPUTS
 from .journal import Journal
 from .names import Names, pattern
+from .reference import Reference
 from .registry import Registry
-from .sign import signature_tag
+from .sign import Signer, is_signed_by, signature_tag
 
 _NEEDED = frozenset({media.AUTOTUNE, media.VERDICT})
 _MOST = 200  # tags of one cell's pattern that are looked at
@@ -27,11 +28,16 @@ class There:
 
 @dataclass(frozen=True)
 class Shelf:
-    """One repository of a registry, whose list of tags is read at most once; `signed`: only signed images count."""
+    """One repository of a registry, whose list of tags is read at most once.
+
+    With a `signer` only images that its key signed count; where `signed_by` does not name that key (a dry run opens
+    none), any signature does.
+    """
 
     registry: Registry
     repository: str
-    signed: bool = False
+    signer: Signer | None = None
+    signed_by: str = ""
     tags: Callable[[], tuple[str, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,20 +51,35 @@ class Shelf:
         """
         entry, wanted = journal.read(), pattern(template, names)
         known = entry is not None and entry.done and wanted.fullmatch(entry.tag)  # else: of another template
-        if entry is not None and known and (found := self._released(entry.tag, journal.inputs)):
+        if entry is not None and known and (found := self._released(entry.tag, journal)):
             return found
         for tag in [tag for tag in self.tags() if wanted.fullmatch(tag)][:_MOST]:
-            if found := self._released(tag, journal.inputs):
+            if found := self._released(tag, journal):
                 return found
         return None
 
-    def _released(self, tag: str, inputs: str) -> There | None:
+    def _released(self, tag: str, journal: Journal) -> There | None:
         top = self.registry.manifest(self.repository, tag)
-        if top is None or (top.json().get("annotations") or {}).get(INPUTS) != inputs:
+        if top is None or (top.json().get("annotations") or {}).get(INPUTS) != journal.inputs:
             return None
         there = {one.artifact_type for one in self.registry.referrers(self.repository, top.digest)}
         if not there >= _NEEDED:
             return None
-        if self.signed and self.registry.resolve(self.repository, signature_tag(top.digest)) is None:
+        if self.signer is not None and not self._signed(self.signer, top.digest, journal):
             return None
         return There(tag, top.digest)
+
+    def _signed(self, signer: Signer, digest: str, journal: Journal) -> bool:
+        """Whether the key signed the image. cosign takes its time, so that its answer is kept in the journal."""
+        if self.registry.resolve(self.repository, signature_tag(digest)) is None:
+            return False
+        entry = journal.read()
+        if entry is not None and entry.image != digest:
+            entry = None
+        if not self.signed_by or (entry is not None and entry.signed_by == self.signed_by):
+            return True
+        if not is_signed_by(self.registry, Reference(self.registry.host, self.repository, digest=digest), signer):
+            return False
+        if entry is not None:
+            journal.write(replace(entry, signed_by=self.signed_by))
+        return True

@@ -56,7 +56,7 @@ class Publisher:
         )
         if standing is None:
             self._tag(held, config)
-        self.journal.write(Entry(held.top.digest, config, self.place.tag, done=True))
+        self.journal.write(Entry(held.top.digest, config, self.place.tag, done=True, signed_by=self.proofs.signed_by))
         return Published(held.top.digest, new=standing is None or attached)
 
     def _standing(self, config: str) -> Held | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.cache.finding import shown
+from pipeline.contract.digest import sha256_file
 from pipeline.run import ProcessFailed, ProgramMissing, find_program, run
 
 from .credentials import docker_config_for
@@ -48,11 +49,14 @@ class Signer:
                 hint=f"export {PASSWORD}, empty where the key has no password",
             )
 
-    def open(self) -> None:
-        """As `check`, and let cosign open the key, so that a wrong password is told before any work."""
+    def open(self) -> str:
+        """As `check`, and let cosign open the key, so that a wrong password is told before any work.
+
+        Returns the sha256 of its public key: which key it is.
+        """
         self.check()
-        with _public_key(self):
-            pass
+        with _public_key(self) as public:
+            return sha256_file(public)
 
 
 def check_key(key: str) -> None:
@@ -86,7 +90,7 @@ def sign(registry: Registry, subject: Reference, signer: Signer, *, log: Path | 
     """
     assert subject.digest, "only a digest is signed: a tag may move meanwhile"
     signer.check()
-    if registry.resolve(subject.repository, signature_tag(subject.digest)) and _signed_by(registry, subject, signer):
+    if registry.resolve(subject.repository, signature_tag(subject.digest)) and is_signed_by(registry, subject, signer):
         return False
     words = ["sign", "--yes", f"--tlog-upload={str(signer.transparency_log).lower()}", f"--key={signer.key}"]
     with _prepared(registry, subject, secrets=_secrets(signer.key)) as (options, env):
@@ -118,7 +122,8 @@ def verify(registry: Registry, subject: Reference, key: str, *, transparency_log
     return ""
 
 
-def _signed_by(registry: Registry, subject: Reference, signer: Signer) -> bool:
+def is_signed_by(registry: Registry, subject: Reference, signer: Signer) -> bool:
+    """Whether this key signed the digest of `subject`. Raises `CosignMissing` or `KeyUnusable`."""
     with _public_key(signer) as public:
         return verify(registry, subject, str(public), transparency_log=signer.transparency_log) == ""
 

@@ -12,11 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import release_samples as samples
 from cache_samples import write
 
 from pipeline.contract.verdict import Verdict
 from pipeline.image.caches import collect
-from pipeline.release import media, publish
+from pipeline.release import lookup, media, publish
 from pipeline.release.annotate import INPUTS
 from pipeline.release.attaching import Proofs
 from pipeline.release.credentials import Credentials
@@ -30,6 +31,7 @@ from pipeline.release.patience import Patience
 from pipeline.release.readback import check, hold
 from pipeline.release.reference import Reference
 from pipeline.release.registry import Registry
+from pipeline.release.sign import Signer
 from pipeline.release.upload import upload
 
 QUICK = Patience(tries=3, pause=0.01, longest=0.1, silence=10)
@@ -77,13 +79,12 @@ class Bench:
         write(self.root)
         self.notes = {INPUTS: "1" * 64, "org.opencontainers.image.title": "tiny, tuned"}
         self.exports = 0
+        self.proofs = Proofs(scanned=True)
 
     def publisher(self, notes: dict[str, str] | None = None) -> publish.Publisher:
         notes = notes or self.notes
         journal = Journal(self.folder, self.place.name, notes[INPUTS])
-        return publish.Publisher(
-            self.registry, self.place, journal, notes, "", self.folder / "layout", Proofs(scanned=True)
-        )
+        return publish.Publisher(self.registry, self.place, journal, notes, "", self.folder / "layout", self.proofs)
 
     def publish(self, cache: bytes, *, verified: str = "", notes: dict[str, str] | None = None) -> publish.Published:
         notes = notes or self.notes
@@ -225,6 +226,28 @@ def test_an_image_without_its_attachments_does_not_count_as_released(bench: Benc
     assert done.new, "what was missing is attached to what the tag stands for"
     assert (done.digest, bench.exports) == (content.top.digest, 0)
     assert bench.find("1" * 64).digest == done.digest
+
+
+def test_an_image_that_another_key_signed_does_not_count_as_released(
+    bench: Bench, programs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A key that was rotated: the image is signed again, and its tag stays."""
+    monkeypatch.setenv("COSIGN_PASSWORD", samples.KEY_PASSWORD)
+    old, new = (Signer(str(samples.key_pair(tmp_path / name)[0])) for name in ("old", "new"))
+    journal = Journal(bench.folder, bench.place.name, "1" * 64)
+
+    def found(signer: Signer) -> Any:
+        return Shelf(bench.registry, bench.place.repository, signer, signer.open()).find(DEFAULT, NAMES, journal)
+
+    bench.proofs = Proofs(old, old.open(), scanned=True)
+    first = bench.publish(b"a cache")
+    assert found(old).digest == first.digest
+    assert found(new) is None
+    bench.proofs = Proofs(new, new.open(), scanned=True)
+    assert (bench.publish(b"a cache").digest, bench.exports) == (first.digest, 1)
+    assert found(old).digest == first.digest, "both signatures are there, and cosign is asked for the old one"
+    monkeypatch.setattr(lookup, "is_signed_by", None)
+    assert found(old).digest == first.digest, "what cosign said is remembered"
 
 
 def test_a_tag_without_provenance_is_neither_signed_nor_taken(bench: Bench) -> None:
