@@ -147,6 +147,8 @@ _TABLES: dict[str, type[BaseModel]] = {
 def read_matrix(path: Path) -> MatrixFile:
     """Read and check a matrix; raise `MatrixInvalid` with every error."""
     try:
+        if path.exists() and not path.is_file():  # a device or a pipe has no end
+            raise MatrixInvalid(f"{path} is no file", hint="--matrix takes a release.toml")
         if path.stat().st_size > _LARGEST:
             raise MatrixInvalid(f"{path} is larger than a matrix can be", hint="--matrix takes a release.toml")
         value = tomllib.loads(path.read_bytes().decode())

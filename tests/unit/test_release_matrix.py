@@ -167,6 +167,8 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, said: str) -
 
 
 def test_no_file_no_matrix(tmp_path: Path) -> None:
+    with pytest.raises(MatrixInvalid, match="is no file"):
+        read_matrix(Path("/dev/zero"))
     with pytest.raises(MatrixInvalid, match="No such file"):
         read_matrix(tmp_path / "none.toml")
     (tmp_path / "latin.toml").write_bytes(b'registry = "\xe9"')
