@@ -54,9 +54,13 @@ def test_the_manifest_says_how_the_ranks_agreed(built: dict[str, Any], client: A
     assert manifest["substitutions"]  # the CPU shim lists itself
     cached = json.loads(read_file(client, NAME, f"/opt/flashinfer_autotune_cache/{built['key']}/autotune_configs.json"))
     assert cached["_metadata"]["flashinfer_version"] == manifest["plan"]["flashinfer_version"]
-    tactics = {row["tactic"] if isinstance(row["tactic"], int) else str(row["tactic"]) for row in manifest["covered"]}
-    assert len(tactics) > 1, "one tactic won everywhere: the choice is no choice"
     assert all(row["candidates"] > 1 for row in manifest["covered"])
+    # On a busy CPU the default may be the surest choice everywhere; each choice must be what its reason says.
+    for row in manifest["covered"]:
+        default = (row["runner"], row["tactic"]) == ("CpuWholeRunner", -1)
+        assert row["decided_by"] in ({"default"} if default else {"faster", "tie"}), row
+        assert 0 < row["time_ms"] <= row["default_ms"], row
+        assert row["ratio"] == 1 if default else row["ratio"] + row["spread"] < 1, row
 
 
 def test_the_image_is_labelled_with_its_key(built: dict[str, Any], client: Any) -> None:
