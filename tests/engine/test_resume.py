@@ -39,7 +39,9 @@ def end_in_the_middle(words: list[str], way: str, engine: Any, client: Any, home
 
 
 @pytest.mark.parametrize("way", ["stage", "container"])
-def test_the_next_run_takes_up_what_was_finished(way: str, pipeline: Any, engine: Any, client: Any, home: Path) -> None:
+def test_the_next_run_takes_up_what_was_finished(
+    way: str, pipeline: Any, engine: Any, client: Any, home: Path, stored_root: Any
+) -> None:
     seed = {"stage": "501", "container": "502"}[way]
     words = ["tiny", "--tp", "2", "--max-tokens", "512", "--seed", seed, "--tune-in", way]
     said = end_in_the_middle(["tune", *words], way, engine, client, home)
@@ -58,8 +60,7 @@ def test_the_next_run_takes_up_what_was_finished(way: str, pipeline: Any, engine
         outcome = done.json()
         assert outcome["verdict"]["result"] == "pass"
         assert outcome["verdict"]["level"] == "replay"
-        place = home / "tuned-image-pipeline" / "tuned"
-        (manifest,) = (json.loads(path.read_text()) for path in place.glob(f"*/root/{outcome['key']}/manifest.json"))
+        manifest = json.loads((stored_root(home, outcome) / outcome["key"] / "manifest.json").read_text())
         taken = {row["op"] for row in manifest["covered"] if row["note"] == "taken up from an interrupted run"}
         again = {row["op"] for row in manifest["covered"]} - taken
         assert taken
