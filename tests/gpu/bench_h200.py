@@ -237,8 +237,11 @@ def brief(bench: Bench, version: str) -> None:
     measure(bench, "on-1", "on-1-untuned-counts", "--untuned")
     tune(bench, plan, "on-2")
     compare(bench, ("on-1", "on-2"))
-    tune(bench, plan, "on-3", bound=60)
+    tune(bench, plan, "on-3", bound=120)
     compare(bench, ("on-1", "on-3"))
+    compare(bench, ("on-2", "on-3"))
+    tune(bench, plan, "off", "--judge", "off", bound=60)
+    measure(bench, "off", "off-tuned-counts")
 
 
 def large(bench: Bench, version: str) -> None:

@@ -2,8 +2,15 @@
 
     python -m tests.gpu.e2e BASE_IMAGE OUT [MODEL] [REPEATS]
 
-BASE_IMAGE has torch and FlashInfer, or the engine's runtime puts them there. Everything that is found is written to OUT
-as it is found; one step that fails does not stop the others.
+BASE_IMAGE has FlashInfer, and torch or a runtime of the engine that puts it there. Everything that is found is written
+to OUT as it is found; one step that fails does not stop the others. `E2E_TP` is the number of ranks (1), `E2E_WORDS`
+more words for `pipeline image`, `E2E_STEPS` the steps to run (all), in their order:
+
+    stage       tuned in a build stage; the same again; verify; entry point; explain --live
+    container   tuned in a container
+    start       from `docker run` to the end of a first pass: a tuned, c on defaults, b nothing baked, the floor
+    block       with several ranks: the tensor-parallel block in the image, tuned, untuned, and tuning at its start
+    retune      the image tuned again, and its cache grafted onto an image that has none
 """
 
 from __future__ import annotations
@@ -19,8 +26,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pipeline.contract.places import CACHE_ROOT
+
 ROOT = Path(__file__).resolve().parents[2]
 FIRST_PASS = Path(__file__).with_name("first_pass.py")
+BLOCK = Path(__file__).with_name("tp_block.py")
+STEPS = "stage container start block retune"
+TUNED, BARE = "e2e/stage:1", "e2e/bare:1"
 
 
 class Record:
@@ -70,68 +82,157 @@ def folder(*files: Path) -> bytes:
     return buffer.getvalue()
 
 
-def start(client: Any, image: str, mode: str, plan: Path, gpus: Any, environment: dict[str, str]) -> dict[str, Any]:
-    """One container from `docker run` to the end of its first pass; seconds from the start call to its last line."""
-    command = ["python3", "/tmp/first_pass.py", mode, f"/tmp/{plan.name}"]
-    container = client.containers.create(image, command, environment=environment, network_mode="none", **gpus.options())
+def start(client: Any, image: str, words: list[str], files: list[Path], options: dict[str, Any]) -> dict[str, Any]:
+    """One container from the start call to its last line, which is JSON; seconds."""
+    container = client.containers.create(image, words, network_mode="none", shm_size="1g", **options)
     try:
-        container.put_archive("/tmp", folder(FIRST_PASS, plan))
+        container.put_archive("/tmp", folder(*files))
         began = time.perf_counter()
         container.start()
         status = container.wait(timeout=400)["StatusCode"]
         wall = time.perf_counter() - began
         lines = container.logs(stdout=True, stderr=False).decode().strip().splitlines()
-        if status != 0:
-            return {"status": status, "said": container.logs(tail=8).decode()[-800:]}
+        if status != 0 or not lines:
+            return {"status": status, "said": container.logs(tail=12).decode()[-1500:]}
         return {"wall": round(wall, 3), **json.loads(lines[-1])}
     finally:
         container.remove(force=True)
 
 
-def main(base: str, out: str, model: str = "llama-3.1-8b", repeats: int = 5) -> None:
-    """Everything, in order of worth."""
-    from pipeline.engine import connect, ensure
-    from pipeline.image.facts import probe
-    from pipeline.image.gpus import offered
+def medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the seconds of runs that ended well, beside all of them."""
+    walls = [run["wall"] for run in runs if "wall" in run]
+    return {"median": statistics.median(walls) if walls else None, "runs": runs}
 
+
+class Host:
+    """What the steps share: the engine, its GPUs, the words of every `pipeline image`."""
+
+    def __init__(self, record: Record, base: str, model: str, repeats: int) -> None:
+        from pipeline.engine import connect, ensure
+        from pipeline.image.facts import probe
+        from pipeline.image.gpus import offered
+
+        self.record, self.model, self.repeats = record, model, repeats
+        self.ranks = os.environ.get("E2E_TP", "1")
+        self.few = os.environ.get("E2E_WORDS", "").split()  # such as `--ops qkv --max-tokens 256`, for a quick try
+        engine = ensure()
+        self.client = connect(engine)
+        _, self.gpus = probe(self.client, base, offered(engine))
+        self.common = ("image", model, "--tp", self.ranks, "--base-image", base, "--accept-base-versions", "--json",
+                       *self.few)  # fmt: skip
+        record.put("engine", {"version": engine.version, "access": self.gpus.access, "driver": self.gpus.driver,
+                              "gpus": [gpu.name for gpu in self.gpus.gpus]})  # fmt: skip
+
+    def stage(self) -> None:
+        """Tuned in a RUN step."""
+        made = pipeline(self.record, "stage", *self.common, "--tune-in", "stage", "--image", TUNED)
+        if made is None:
+            return
+        layers = self.client.api.history(TUNED)
+        self.record.put("layers", [[layer["Size"], layer["CreatedBy"][:80]] for layer in layers[:8]])
+        pipeline(self.record, "again", *self.common, "--tune-in", "stage", "--image", TUNED)
+        pipeline(self.record, "verify", "verify", TUNED, "--json")
+        words = ["docker", "run", "--rm", TUNED, "nvidia-smi", "-L"]
+        said = subprocess.run(words, capture_output=True, text=True, check=False)
+        found = {"status": said.returncode, "stdout": said.stdout[-300:], "stderr": said.stderr[-500:]}
+        self.record.put("entry point", found)
+        pipeline(self.record, "explain live", "explain", TUNED, "--live", "--json")
+
+    def container(self) -> None:
+        """Tuned in a container; the image of the stage is left alone."""
+        words = ("--tune-in", "container", "--retune", "--image", "e2e/container:1")
+        pipeline(self.record, "container", *self.common, *words)
+
+    def start(self) -> None:
+        """What a start costs on one rank, in each of the ways; b last, for it takes longest."""
+        plan = self.record.out / "plan.json"
+        words = ["plan", self.model, "--tp", "1", "--arch", self.gpus.gpus[0].arch, *self.few, "--out", str(plan)]
+        subprocess.run([sys.executable, "-m", "pipeline", *words], cwd=ROOT, check=True, capture_output=True)
+        self._bare()
+        nothing = {"PIPELINE_AUTOTUNE_CACHE_DIR": "/nowhere"}
+        floor: list[dict[str, Any]] = []
+        found: dict[str, list[dict[str, Any]]] = {"a": [], "c": []}
+        for _ in range(self.repeats):  # interleaved, so that a change of the host hits all alike
+            for name, mode, environment in (("a", "tuned", {}), ("c", "default", nothing)):
+                found[name].append(self._first(TUNED, mode, plan, environment))
+            floor.append(self._floor(plan))
+        self.record.put("a: tuned image", medians(found["a"]))
+        self.record.put("c: modules and no cache, on defaults", medians(found["c"]))
+        self.record.put("floor: a process outside", medians(floor))
+        bare = [self._first(BARE, "tune", plan, nothing) for _ in range(self.repeats)]
+        self.record.put("b: nothing baked, tuned at start", medians(bare))
+
+    def _first(self, image: str, mode: str, plan: Path, environment: dict[str, str]) -> dict[str, Any]:
+        words = ["python3", "/tmp/first_pass.py", mode, f"/tmp/{plan.name}"]
+        return start(self.client, image, words, [FIRST_PASS, plan], {"environment": environment, **self.gpus.options()})
+
+    def _bare(self) -> None:
+        """The image without its cache and its compiled modules; both are laid out for the floor as well."""
+        where = "import os, flashinfer.jit.env as e; print(os.path.realpath(e.FLASHINFER_AOT_DIR))"
+        options = self.gpus.options()
+        said = self.client.containers.run(TUNED, ["python3", "-c", where], remove=True, network_mode="none", **options)
+        aot = said.decode().split()[-1]
+        made = subprocess.run(
+            ["docker", "build", "--tag", BARE, "-"], text=True, capture_output=True, check=False,
+            input=f"FROM {TUNED}\nRUN rm -rf {aot} {CACHE_ROOT}\n", env={**os.environ, "DOCKER_BUILDKIT": "0"},
+        )  # fmt: skip
+        self.record.put("image without cache and modules", {"status": made.returncode, "said": made.stderr[-300:]})
+        for source, target in ((aot, self._host_aot()), (CACHE_ROOT, "/tmp/e2e-cache")):
+            subprocess.run(["mkdir", "-p", target], check=True)
+            out = subprocess.run(["docker", "create", TUNED, "x"], capture_output=True, text=True, check=True)
+            subprocess.run(["docker", "cp", f"{out.stdout.strip()}:{source}/.", target], check=False)
+            subprocess.run(["docker", "rm", out.stdout.strip()], check=False, capture_output=True)
+
+    @staticmethod
+    def _host_aot() -> str:
+        where = "import flashinfer.jit.env as e; print(e.FLASHINFER_AOT_DIR)"
+        words = [sys.executable, "-c", where]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[-1]
+
+    def _floor(self, plan: Path) -> dict[str, Any]:
+        file = next(Path("/tmp/e2e-cache").rglob("autotune_configs.json"))
+        words = [sys.executable, str(FIRST_PASS), "bare", str(plan), str(file)]
+        environment = {**os.environ, "FLASHINFER_DISABLE_JIT": "1", "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
+        began = time.perf_counter()
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        wall = time.perf_counter() - began
+        if done.returncode != 0:
+            return {"status": done.returncode, "said": done.stderr[-1500:]}
+        return {"wall": round(wall, 3), **json.loads(done.stdout.splitlines()[-1])}
+
+    def block(self) -> None:
+        """The tensor-parallel block from the image, on all its ranks."""
+        if self.ranks == "1":
+            return
+        nothing = {"PIPELINE_AUTOTUNE_CACHE_DIR": "/nowhere"}
+        torchrun = ["python3", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
+        for name, mode, environment in (
+            ("tuned", "tuned", {}),
+            ("defaults", "default", nothing),
+            ("tuning", "tune", nothing),
+        ):
+            options = {"environment": environment, **self.gpus.options()}
+            runs = [start(self.client, TUNED, [*torchrun, "/tmp/tp_block.py", mode], [BLOCK], options)
+                    for _ in range(min(3, self.repeats))]  # fmt: skip
+            self.record.put(f"block, {name}", medians(runs))
+
+    def retune(self) -> None:
+        """The image tuned again, and a cache onto an image that has none."""
+        pipeline(self.record, "retune", "retune", TUNED, "--image", "e2e/retuned:1", "--json")
+        if Path("/tmp/e2e-cache").exists():
+            pipeline(self.record, "graft", "graft", BARE, "/tmp/e2e-cache", "--image", "e2e/grafted:1", "--json")
+
+
+def main(base: str, out: str, model: str = "llama-3.1-8b", repeats: int = 5) -> None:
+    """The chosen steps, in order."""
     record = Record(Path(out))
-    engine = ensure()
-    client = connect(engine)
-    _, gpus = probe(client, base, offered(engine))
-    record.put("engine", {"version": engine.version, "access": gpus.access, "driver": gpus.driver,
-                          "gpus": [gpu.name for gpu in gpus.gpus]})  # fmt: skip
-    few = tuple(os.environ.get("E2E_WORDS", "").split())  # such as `--ops qkv --max-tokens 256`, for a quick try
-    common = ("image", model, "--tp", "1", "--base-image", base, "--accept-base-versions", "--json", *few)
-    stage = pipeline(record, "stage", *common, "--tune-in", "stage", "--image", "e2e/stage:1")
-    if stage is not None:
-        pipeline(record, "again", *common, "--tune-in", "stage", "--image", "e2e/stage:1")
-    container = (
-        None
-        if os.environ.get("E2E_SKIP") == "container"
-        else pipeline(record, "container", *common, "--tune-in", "container", "--retune", "--image", "e2e/container:1")
-    )
-    image = "e2e/stage:1" if stage is not None else "e2e/container:1"
-    if stage is None and container is None:
-        return
-    pipeline(record, "verify", "verify", image, "--json")
-    said = subprocess.run(
-        ["docker", "run", "--rm", image, "nvidia-smi", "-L"], capture_output=True, text=True, check=False
-    )
-    record.put("entry point", {"status": said.returncode, "stdout": said.stdout[-300:], "stderr": said.stderr[-500:]})
-    plan = record.out / "plan.json"
-    subprocess.run(
-        [sys.executable, "-m", "pipeline", "plan", model, "--tp", "1", "--arch", gpus.gpus[0].arch, *few, "--out", str(plan)],
-        cwd=ROOT, check=True, capture_output=True,
-    )  # fmt: skip
-    nothing = {"PIPELINE_AUTOTUNE_CACHE_DIR": "/nowhere"}
-    for name, mode, environment, times in (
-        ("a: tuned image", "tuned", {}, repeats),
-        ("c: no cache, defaults", "default", nothing, repeats),
-        ("b: no cache, tuning at start", "tune", nothing, 1),
-    ):
-        runs = [start(client, image, mode, plan, gpus, environment) for _ in range(times)]
-        walls = [run["wall"] for run in runs if "wall" in run]
-        record.put(name, {"median": statistics.median(walls) if walls else None, "runs": runs})
+    host = Host(record, base, model, repeats)
+    for name in os.environ.get("E2E_STEPS", STEPS).split():
+        try:
+            getattr(host, name)()
+        except Exception as error:  # noqa: BLE001 - one step that fails does not stop the others
+            record.put(f"{name} failed", repr(error)[-1500:])
 
 
 if __name__ == "__main__":

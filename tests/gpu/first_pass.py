@@ -1,9 +1,10 @@
-"""The first pass of a serving process over a plan's ops, in one of three ways; prints its times as one line of JSON.
+"""The first pass of a serving process over a plan's ops, in one of four ways; prints its times as one line of JSON.
 
-    python first_pass.py tuned|tune|default PLAN
+    python first_pass.py tuned|tune|default|bare PLAN [FILE]
 
 `tuned` loads the baked cache, `tune` measures every tactic first as a server without a cache does, `default` takes
-FlashInfer's untuned defaults. Runs in the image, or in a bare process with the same packages: the floor.
+FlashInfer's untuned defaults. `bare` hands FILE to FlashInfer itself and looks at nothing else, in a process outside
+any container: the floor.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ BEGAN = time.perf_counter()
 TOKENS = (1, 3, 17, 100, 333, 1000, 4000)
 
 
-def main(mode: str, place: str) -> None:
+def main(mode: str, place: str, file: str = "") -> None:
     """Import, load or tune, run each op at seven token counts, and say what took how long (seconds)."""
     from pathlib import Path
 
@@ -47,6 +48,9 @@ def main(mode: str, place: str) -> None:
             with autotune(True, tuning_buckets=tuple(op.buckets), round_up=plan.round_up):
                 run(case, max(op.buckets))
         first = _pass(cases, run)
+    elif mode == "bare":
+        with autotune(False, cache=file, tuning_buckets=tuple(plan.ops[0].buckets), round_up=plan.round_up):
+            first = _pass(cases, run)
     else:
         first = _pass(cases, run)
     ended = time.perf_counter()
@@ -64,4 +68,4 @@ def _pass(cases: list, run: object) -> float:  # type: ignore[type-arg]
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:4])

@@ -1,6 +1,9 @@
 """A small tensor-parallel transformer block: FlashInfer GEMMs, an NCCL all-reduce, tactics from a baked cache.
 
-    torchrun --nproc-per-node=2 tp_block.py tuned|default ROOT
+    torchrun --nproc-per-node=2 tp_block.py tuned|default|tune [ROOT]
+
+`tuned` loads the cache below ROOT (in an image: its own), `default` none, `tune` measures all tactics in step first, as a
+server without a cache does.
 
 Rank 0 prints one line of JSON: seconds to the first token, hits among FlashInfer's lookups, whether anything was
 measured, and whether the ranks' outputs agree.
@@ -18,14 +21,15 @@ from typing import Any
 BEGAN = time.perf_counter()
 HIDDEN, INTERMEDIATE, QKV = 4096, 14336, 6144
 LAYERS = 4
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 8192)
 
 
-def main(mode: str, root: str) -> None:
+def main(mode: str, root: str = "") -> None:
     """Run a prefill and eight decode steps on every rank."""
     import torch
     import torch.distributed as dist
     from flashinfer import mm_bf16
-    from flashinfer.autotuner import AutoTuner
+    from flashinfer.autotuner import AutoTuner, autotune, set_autotune_process_group
 
     from pipeline.tune.runtime import tuned
 
@@ -71,7 +75,16 @@ def main(mode: str, root: str) -> None:
             h = torch.nn.functional.layer_norm(h + m, (HIDDEN,))
         return h
 
-    with tuned(root, require=True) if mode == "tuned" else nullcontext():
+    if mode == "tune":
+        set_autotune_process_group(dist.new_group(list(range(world)), backend="gloo"))
+        with autotune(True, tuning_buckets=BUCKETS):
+            for weights in layers[0]:
+                most = torch.randn(BUCKETS[-1], weights.shape[0], device=device, dtype=torch.bfloat16)
+                mm_bf16(most, weights, backend="cublaslt")
+        set_autotune_process_group(None)
+    profiled = counts["measured"]
+    counts.update(lookups=0, hits=0, measured=0)
+    with tuned(root or None, require=True) if mode == "tuned" else nullcontext():
         out = forward(x)
         torch.cuda.synchronize(device)
         first = time.perf_counter() - BEGAN
@@ -84,10 +97,16 @@ def main(mode: str, root: str) -> None:
     dist.all_gather(others, out)
     same = all(torch.equal(other, others[0]) for other in others)
     if rank == 0:
-        told = {"mode": mode, "first token s": round(first, 3), "decode step ms": round(step * 1e3, 3), **counts}
+        told = {
+            "mode": mode,
+            "measured before": profiled,
+            "first token s": round(first, 3),
+            "decode step ms": round(step * 1e3, 3),
+            **counts,
+        }
         print(json.dumps({**told, "ranks agree": same, "finite": bool(torch.isfinite(out).all())}), flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:3])
