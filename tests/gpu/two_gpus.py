@@ -1,8 +1,9 @@
 """Two GPUs: strategies, broken ranks, replay on both ranks, and a small tensor-parallel block served from a cache.
 
-    python -m tests.gpu.two_gpus OUT
+    python -m tests.gpu.two_gpus OUT [STEP…]
 
-Needs torch and FlashInfer importable. Everything that is found is written to OUT as it is found.
+Needs torch and FlashInfer importable. Everything that is found is written to OUT as it is found. The steps, in their
+order (default all): `strategies` and `broken` for Llama-3.1-8B, `block`, `groups`, and `large` for Llama-3.3-70B-FP8.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .e2e import HERE, LOOPBACK
+
 ROOT = Path(__file__).resolve().parents[2]
 STRATEGIES = ("synchronized", "sharded", "leader", "independent")
 
@@ -30,7 +33,7 @@ class Bench:
         self.found: dict[str, Any] = {}
         out.mkdir(parents=True, exist_ok=True)
         self.work.mkdir(exist_ok=True)
-        self.env = {**os.environ, "FLASHINFER_WORKSPACE_BASE": str(self.work / "workspace")}
+        self.env = {**os.environ, **LOOPBACK, "FLASHINFER_WORKSPACE_BASE": str(self.work / "workspace")}
 
     def put(self, name: str, value: Any) -> None:
         self.found[name] = value
@@ -54,7 +57,7 @@ class Bench:
             told = {
                 "status": done.returncode,
                 "told": json.loads(lines[-1]) if lines else None,
-                "said": done.stderr[-700:],
+                "said": done.stderr[-2500:],
             }
         except subprocess.TimeoutExpired:
             told = {"status": "timeout"}
@@ -124,41 +127,59 @@ def alike(bench: Bench, one: str, other: str) -> None:
     })  # fmt: skip
 
 
-def main(out: str) -> None:
-    """Everything, in order of worth."""
-    bench = Bench(Path(out))
-    plans = {}
-    for model in ("Llama-3.1-8B", "Llama-3.3-70B-FP8"):
-        plans[model] = bench.out / f"{model}.json"
-        bench.run(f"plan {model}", "pipeline", "plan", model, "--tp", "2", "--arch", "90a", "--out", str(plans[model]))
-    plan = plans["Llama-3.1-8B"]
+def strategies(bench: Bench, plan: Path) -> None:
+    """Every strategy without judging, two with; fresh processes replay each on both ranks."""
     bench.run("warm up (JIT)", "pipeline.tune", str(plan), str(bench.work / "warm"), "--judge", "off")
     for judge in ("off", "on"):
         for strategy in STRATEGIES if judge == "off" else ("synchronized", "sharded"):
-            name = f"{strategy}, judge {judge}"
-            root = bench.work / name.replace(", judge ", "-")
-            bench.run(name, "pipeline.tune", str(plan), str(root), "--strategy", strategy, "--judge", judge)
-            if root.exists():
-                bench.run(f"replay {name}", "pipeline.tune.replay", "--root", str(root))
+            one(bench, plan, strategy, judge)
     done = {p.name: entries(p) for p in bench.work.iterdir() if any(p.glob("*/*/*/autotune_configs.json"))}
     base = done.get("synchronized-off", {})
     bench.put("entries that differ from synchronized-off", {
         name: [sum(base[k] != found.get(k) for k in base), len(base)] for name, found in done.items()
     })  # fmt: skip
     alike(bench, "synchronized-on", "sharded-on")
-    groups = Path(__file__).with_name("side_by_side.py")
-    bench.run("NCCL and gloo side by side", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(groups))
-    broken(bench, "killed", plan, signal.SIGKILL)
-    broken(bench, "stopped", plan, signal.SIGSTOP)
-    bench.run("70B, synchronized", "pipeline.tune", str(plans["Llama-3.3-70B-FP8"]), str(bench.work / "70b"), bound=150)
-    bench.run("replay 70B", "pipeline.tune.replay", "--root", str(bench.work / "70b"))
-    block = Path(__file__).with_name("tp_block.py")
-    for mode in ("tuned", "default"):
-        bench.run(
-            f"block, {mode}", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(block), mode,
-            str(bench.work / "synchronized-on"),
-        )  # fmt: skip
+
+
+def one(bench: Bench, plan: Path, strategy: str, judge: str, prefix: str = "", bound: float = 150) -> None:
+    """One tune and its replay."""
+    name = f"{prefix}{strategy}, judge {judge}"
+    root = bench.work / f"{prefix.strip()}{strategy}-{judge}"
+    bench.run(name, "pipeline.tune", str(plan), str(root), "--strategy", strategy, "--judge", judge, bound=bound)
+    if root.exists():
+        bench.run(f"replay {name}", "pipeline.tune.replay", "--root", str(root))
+
+
+def main(out: str, *steps: str) -> None:
+    """The chosen steps."""
+    bench = Bench(Path(out))
+    plans = []
+    for model in ("Llama-3.1-8B", "Llama-3.3-70B-FP8"):
+        plans.append(bench.out / f"{model}.json")
+        bench.run(f"plan {model}", "pipeline", "plan", model, "--tp", "2", "--arch", "90a", "--out", str(plans[-1]))
+    torchrun = ("torch.distributed.run", *HERE, "--nproc-per-node=2")
+    chosen = steps or ("strategies", "broken", "block", "groups", "large")
+    if "strategies" in chosen:
+        strategies(bench, plans[0])
+    if "broken" in chosen:
+        broken(bench, "killed", plans[0], signal.SIGKILL)
+        broken(bench, "stopped", plans[0], signal.SIGSTOP)
+    if "block" in chosen:
+        block, root = Path(__file__).with_name("tp_block.py"), bench.work / "synchronized-off"
+        if not root.exists():
+            one(bench, plans[0], "synchronized", "off")
+        for mode in ("tuned", "default", "tune", "tuned"):
+            bench.run(f"block, {mode}", *torchrun, str(block), mode, str(root), bound=60)
+    if "groups" in chosen:
+        groups = Path(__file__).with_name("side_by_side.py")
+        bench.run("NCCL and gloo side by side", *torchrun, str(groups), bound=60)
+    if "large" in chosen:
+        one(bench, plans[1], "synchronized", "on", "70B ", 200)
+        one(bench, plans[1], "sharded", "on", "70B ", 150)
+        alike(bench, "70Bsynchronized-on", "70Bsharded-on")
+        for strategy in ("synchronized", "sharded", "leader", "independent"):
+            one(bench, plans[1], strategy, "off", "70B ")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
