@@ -34,7 +34,9 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message, hint=f"see `{self.prog} --help`")
 
 
-def _parser(chosen: str | None) -> argparse.ArgumentParser:
+def _parser(words: list[str]) -> argparse.ArgumentParser:
+    """All commands, or the one that is called: the help of the others is text that nobody sees then."""
+    chosen = _chosen(words)
     codes = ", ".join(f"{code.value} {meaning}" for code, meaning in MEANING.items())
     parser = _Parser(
         prog="pipeline",
@@ -42,8 +44,10 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
         epilog=f"Exit codes: {codes}.",
         allow_abbrev=False,
     )
-    sub = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
-    for name, (module, line) in COMMANDS.items():
+    # With `prog` argparse need not lay out a usage line for it.
+    sub = parser.add_subparsers(prog="pipeline", dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    for name in [chosen] if chosen is not None and words[0] == chosen else COMMANDS:
+        module, line = COMMANDS[name]
         one = sub.add_parser(name, help=line, description=line, allow_abbrev=False)
         if name == chosen:
             importlib.import_module(f"pipeline.commands.{module}").configure(one)
@@ -76,7 +80,7 @@ def main(words: list[str] | None = None) -> int:
         signal.signal(sign, interrupted)
     try:
         _unknown(words)
-        arguments = _parser(_chosen(words)).parse_args(words)
+        arguments = _parser(words).parse_args(words)
         module = importlib.import_module(f"pipeline.commands.{COMMANDS[arguments.command][0]}")
         code = int(module.execute(arguments))
         sys.stdout.flush()

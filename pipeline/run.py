@@ -1,4 +1,4 @@
-"""The only module that starts processes.
+"""The only module that starts programs (`beside` copies this process, for work of our own).
 
 The environment of a child is built from an allow-list, its stdin is closed unless given, it leads a process group
 of its own so that all of it can be ended, and its output goes to the caller, to a log file, or to stderr; never

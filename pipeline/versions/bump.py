@@ -14,12 +14,14 @@ from pipeline.contract.errors import DriftError, UsageError
 from pipeline.contract.files import write_whole
 
 from . import index
-from .check import check_meaning, unified
+from .agreement import check_meaning
 from .findings import Finding, counted, near
 from .meaning import collect
-from .metadata import RECORD, Record, Recorded, applicable, dump_record, governed_pins, load_record, python_version
+from .metadata import applicable, governed_pins, python_version
+from .recorded import RECORD, Record, Recorded, dump_record, load_record
 from .relations import canonical
 from .render import FOLDER, has_templates, render
+from .rendered import unified
 from .requirements import Pin
 from .sites import same_version
 from .source import FILE, SourceInvalid, Versions, load, read

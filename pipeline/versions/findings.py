@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 # Controls, what reorders or hides the text around it, and halves of surrogate pairs (bytes of a name that are no text).
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_CONTROLS = r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 FORMATS = ("text", "json", "github")
 
 
@@ -45,7 +45,7 @@ class Finding(NamedTuple):
 
 def printable(text: str) -> str:
     """A text on one line, without what a terminal would obey."""
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return re.sub(_CONTROLS, lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def printable_diff(diff: str) -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 from pipeline.contract.errors import UsageError
 from pipeline.run import ProcessFailed, run
 
-from .metadata import Recorded, applicable
+from .metadata import applicable
+from .recorded import Recorded
 from .relations import canonical
 
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-color")

@@ -10,10 +10,12 @@ import json
 import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
-_SPACE = " \t\n\r"
+_SPACE = re.compile(r"[ \t\n\r]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _DIGITS = 1000  # Python refuses to read 4300 and more
 
 
@@ -54,7 +56,7 @@ class Document:
     problems: list[tuple[int, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._lines = [0, *(at + 1 for at, char in enumerate(self.text) if char == "\n")]
+        self._lines = [0, *accumulate(len(line) + 1 for line in self.text.split("\n")[:-1])]
 
     def place(self, offset: int) -> tuple[int, int]:
         """Line and column, both from 1, of a character."""
@@ -85,27 +87,47 @@ def parse(text: str) -> Document:
     return document
 
 
+def plain(text: str) -> object:
+    """What `json.loads` makes of a text with which `parse` finds no fault, in a fraction of its time.
+
+    None where there is a fault, or may be one: `parse` knows.
+    """
+
+    def members(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a duplicate name")
+        return found
+
+    if _ESCAPED_SURROGATE.search(text):
+        return None
+    try:
+        return json.loads(text, object_pairs_hook=members, parse_constant=_constant, parse_int=_integer)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits is too long")
+    return int(digits)
+
+
 class _Reader:
     def __init__(self, document: Document) -> None:
         self.text = document.text
         self.problems = document.problems
         self.at = 0
-        self.scalar = json.JSONDecoder(parse_constant=self._constant, parse_int=self._integer)
-
-    @staticmethod
-    def _constant(name: str) -> float:
-        raise ValueError(f"{name} is not JSON")
-
-    @staticmethod
-    def _integer(digits: str) -> int:
-        if len(digits) > _DIGITS:
-            raise ValueError(f"a number of {len(digits)} digits is too long")
-        return int(digits)
+        self.scalar = json.JSONDecoder(parse_constant=_constant, parse_int=_integer)
 
     def skip(self) -> str:
         """Pass white space; return the next character, or an empty string at the end."""
-        while self.at < len(self.text) and self.text[self.at] in _SPACE:
-            self.at += 1
+        passed = _SPACE.match(self.text, self.at)
+        self.at = passed.end() if passed else self.at
         return self.text[self.at : self.at + 1]
 
     def stop(self, message: str) -> _Stop:

@@ -26,6 +26,7 @@ from .tree import Tree, Unreadable, decode, is_dockerfile
 _FIRST = re.compile(r"\A\ufeff?(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*(?:FROM|ARG)[ \t]+\S", re.IGNORECASE)
 _FROM = re.compile(r"^[ \t]*FROM[ \t]+\S", re.IGNORECASE | re.MULTILINE)
 _REQUIREMENTS = re.compile(r"^(?:requirements|constraints)[^/]*\.(?:txt|in)$")
+_PINNED = re.compile(r"={2,3}([^,*]+)")
 _NO_TEXT = (
     ".dockerignore",
     ".j2",
@@ -47,8 +48,9 @@ _LARGEST = 4 * 1024 * 1024  # bytes; a file that large is data
 
 @dataclass
 class Meaning:
-    """Every site, what cannot be read, the pins by file, and which names reach something."""
+    """Every site, what cannot be read, the pins by file, which names reach something; and what looked into texts."""
 
+    texts: Texts
     sites: set[Site] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)
@@ -91,7 +93,7 @@ class _Collector:
         self.tree = tree
         self.versions = versions
         self.texts = Texts(versions)
-        self.result = Meaning()
+        self.result = Meaning(self.texts)
         self.rendered = has_templates(tree.root)
 
     def run(self) -> Meaning:
@@ -255,7 +257,7 @@ class _Collector:
 
 def pinned(specifier: str) -> str | None:
     """The version of a specifier that allows one version only."""
-    found = re.fullmatch(r"={2,3}([^,*]+)", specifier)
+    found = _PINNED.fullmatch(specifier)
     return found[1] if found else None
 
 

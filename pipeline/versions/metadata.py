@@ -1,92 +1,29 @@
 """What packages themselves require (`Requires-Dist`, `Requires-Python`), held against the pins.
 
-requirements/recorded.json is a copy of what the index said when a version was last moved; `pipeline bump` keeps it.
-A tree whose versions.json names no `closures` may do without it.
+A tree whose versions.json names no `closures` may do without the recorded copy (recorded.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from .findings import Finding
-from .located_json import parse
 from .meaning import Meaning, pinned
+from .recorded import HINT, RECORD, Record, Recorded
 from .relations import canonical
 from .requirements import Pin
 from .sites import local_label, same_version
 from .source import FILE, Versions
 from .texts import Texts
-from .tree import Tree, Unreadable
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-RECORD = "requirements/recorded.json"
-_HINT = "`pipeline bump --refresh` records it"
 _NAMED = 3  # packages in one message
-
-
-class Recorded(NamedTuple):
-    """One package's own words: its exact version, the extras that were asked for, and what it requires."""
-
-    version: str
-    extras: tuple[str, ...]
-    requires_python: str
-    requires_dist: tuple[str, ...]
-
-    def to_json(self) -> dict[str, object]:
-        """As JSON values."""
-        return {
-            "version": self.version,
-            "extras": list(self.extras),
-            "requires_python": self.requires_python,
-            "requires_dist": list(self.requires_dist),
-        }
-
-
-Record = Mapping[str, Recorded]  # canonical name -> what it requires
-
-
-def load_record(tree: Tree) -> tuple[Record | None, list[Finding]]:
-    """The recorded copy, None where the tree has none, and what is wrong with the file."""
-    try:
-        text = tree.read(RECORD).decode("utf-8")
-    except Unreadable as error:
-        missing = error.finding.message == "is missing"
-        return None, [] if missing else [error.finding]
-    except UnicodeDecodeError:
-        return None, [Finding(RECORD, 0, 0, "is not UTF-8", "metadata")]
-    document = parse(text)
-    if document.problems or document.value is None:
-        return None, [Finding(RECORD, *document.place(at), message, "metadata") for at, message in document.problems]
-    import json
-
-    found: dict[str, Recorded] = {}
-    wrong: list[Finding] = []
-    whole = json.loads(text)
-    packages = whole.get("packages") if isinstance(whole, dict) else None
-    for name, entry in packages.items() if isinstance(packages, dict) else ():
-        try:
-            found[canonical(name)] = Recorded(
-                str(entry["version"]),
-                tuple(map(str, entry["extras"])),
-                str(entry["requires_python"]),
-                tuple(map(str, entry["requires_dist"])),
-            )
-        except (KeyError, TypeError):
-            wrong.append(Finding(RECORD, 0, 0, f"the entry of {name} is not one; {_HINT}", "metadata"))
-    return found, wrong
-
-
-def dump_record(record: Record) -> bytes:
-    """The bytes of the recorded copy: sorted, so that a diff shows what changed."""
-    import json
-
-    packages = {name: record[name].to_json() for name in sorted(record)}
-    comment = "Written by `pipeline bump`: what the index said that each pinned package requires."
-    return (json.dumps({"_comment": comment, "packages": packages}, indent=2) + "\n").encode()
+_DISTRIBUTION = re.compile(r"\s*[A-Za-z0-9][\w.-]*")
 
 
 def lacking(versions: Versions, pins: Mapping[str, Pin]) -> Finding | None:
@@ -97,7 +34,7 @@ def lacking(versions: Versions, pins: Mapping[str, Pin]) -> Finding | None:
     if not pins:
         return None
     names = ", ".join(sorted(pins)[:_NAMED]) + " …" * (len(pins) > _NAMED)
-    said = f"is missing, so what {names} require{'s' * (len(pins) == 1)} is not checked; {_HINT}"
+    said = f"is missing, so what {names} require{'s' * (len(pins) == 1)} is not checked; {HINT}"
     return Finding(RECORD, 0, 0, said, "record" if versions.closures else "")
 
 
@@ -116,7 +53,7 @@ def check_metadata(versions: Versions, meaning: Meaning, record: Record) -> list
     """Pins that a package's own requirements forbid, and requirements of closures that nothing pins."""
     findings: list[Finding] = []
     python = python_version(versions)
-    texts = Texts(versions)
+    texts = meaning.texts
     for path, requirements in meaning.requirements.items():
         pins = {pin.name: pin for pin in requirements.pins if pin.name and pinned(pin.specifier) is not None}
         for name, pin in pins.items():
@@ -126,15 +63,20 @@ def check_metadata(versions: Versions, meaning: Meaning, record: Record) -> list
             entry = record.get(name)
             if entry is None or not same_version(entry.version, version):
                 has = f"has {name} {entry.version}" if entry else f"has no {name}"
-                findings.append(Finding(RECORD, 0, 0, f"{has}, {version} is pinned; {_HINT}", "record"))
+                findings.append(Finding(RECORD, 0, 0, f"{has}, {version} is pinned; {HINT}", "record"))
                 continue
             findings += _python(pin, entry, python, versions)
             findings += _labels(pin, entry, texts, pins)
-            for requirement in applicable(entry, pin.extras, python):
+            excused = versions.closures.get(path)
+
+            def concerns(name: str, pins: Container[str] = pins, excused: Container[str] | None = excused) -> bool:
+                return name in pins or (excused is not None and name not in excused)
+
+            for requirement in applicable(entry, pin.extras, python, concerns):
                 wanted = pins.get(canonical(requirement.name))
                 if wanted is not None:
                     findings += _one(pin, entry, requirement, wanted, texts)
-                elif path in versions.closures and canonical(requirement.name) not in versions.closures[path]:
+                else:
                     said = f"{name} {entry.version} requires {_spelled(requirement)}, which {path} does not pin"
                     hint = f'pin it, or name it under "closures" in {FILE}'
                     findings.append(Finding(pin.path, pin.line, 0, f"{said}; {hint}", "metadata"))
@@ -142,18 +84,20 @@ def check_metadata(versions: Versions, meaning: Meaning, record: Record) -> list
 
 
 def _python(pin: Pin, entry: Recorded, python: str, versions: Versions) -> Iterator[Finding]:
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
-    if not python or not entry.requires_python:
-        return
-    try:
-        right = SpecifierSet(entry.requires_python).contains(python, prereleases=True)
-    except InvalidSpecifier:
-        return
-    if not right:
+    if python and entry.requires_python and not _runs_on(entry.requires_python, python):
         name = versions.governors()["python"]
         said = f"{pin.name} {entry.version} requires Python {entry.requires_python}"
         yield Finding(pin.path, pin.line, 0, f"{said}, {FILE} says {versions[name]} ({name})", "metadata")
+
+
+@lru_cache(maxsize=256)
+def _runs_on(requires_python: str, python: str) -> bool:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        return SpecifierSet(requires_python).contains(python, prereleases=True)
+    except InvalidSpecifier:
+        return True
 
 
 def _labels(pin: Pin, entry: Recorded, texts: Texts, pins: Collection[str]) -> Iterator[Finding]:
@@ -193,19 +137,30 @@ def _spelled(requirement: Requirement) -> str:
     return f"{requirement.name}{requirement.specifier}"
 
 
-def applicable(entry: Recorded, extras: tuple[str, ...], python: str) -> Iterator[Requirement]:
-    """The requirements that hold on Linux with that Python and those extras."""
+def applicable(
+    entry: Recorded, extras: tuple[str, ...], python: str, concerns: Callable[[str], bool] = lambda _: True
+) -> Iterator[Requirement]:
+    """The requirements that hold on Linux with that Python and those extras, of distributions that are of concern."""
+    for text in entry.requires_dist:
+        named = _DISTRIBUTION.match(text)
+        if named is not None and concerns(canonical(named[0].lstrip())):
+            requirement = _holding(text, extras, python)
+            if requirement is not None:
+                yield requirement
+
+
+@lru_cache(maxsize=4096)  # several files pin the same packages
+def _holding(text: str, extras: tuple[str, ...], python: str) -> Requirement | None:
+    """A requirement, None where it is none or does not hold."""
     from packaging.requirements import InvalidRequirement, Requirement
 
-    around = environment(python)
-    for text in entry.requires_dist:
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            continue
-        marker = requirement.marker
-        if marker is None or any(marker.evaluate({**around, "extra": extra}) for extra in ("", *extras)):
-            yield requirement
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement:
+        return None
+    marker, around = requirement.marker, environment(python)
+    holds = marker is None or any(marker.evaluate({**around, "extra": extra}) for extra in ("", *extras))
+    return requirement if holds else None
 
 
 def environment(python: str) -> dict[str, str]:

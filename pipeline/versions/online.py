@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import index
-from .check import Result, check_meaning, rendered
+from .agreement import Result
+from .check import check_all
 from .findings import Finding, counted
 from .meaning import collect
-from .metadata import RECORD, Record, Recorded, governed_pins, load_record, python_version
+from .metadata import governed_pins, python_version
+from .recorded import RECORD, Record, Recorded, load_record
 from .source import load
 from .texts import Texts
 from .tree import Tree
@@ -19,7 +21,7 @@ def check_online(root: Path, say: Callable[[str], None]) -> Result:
     """Check a whole tree as `check` does, with packages' requirements from the index; raise `IndexFailed`."""
     versions = load(root)
     tree = Tree(root)
-    findings, unusable = rendered(root, versions)
+    findings: list[Finding] = []
     pins = governed_pins(versions, collect(tree, versions))
     python = python_version(versions)
     governors = Texts(versions).governors
@@ -38,9 +40,9 @@ def check_online(root: Path, say: Callable[[str], None]) -> Result:
     recorded, wrong = load_record(tree)
     findings += [*wrong, *_differences(fresh, recorded)]
     lacking = {name for name, _, _ in wanted} - set(fresh)
-    result = check_meaning(tree, versions, findings, unusable, record=fresh)
-    kept = [one for one in result.findings if one.rule != "record" or not lacking]
-    return Result(kept, result.notes, unusable)
+    result = check_all(root, versions, fresh)
+    kept = {one for one in result.findings if one.rule != "record" or not lacking}
+    return Result(sorted({*kept, *findings}), result.notes, result.unusable)
 
 
 def _differences(fresh: Record, recorded: Record | None) -> list[Finding]:

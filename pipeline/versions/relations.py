@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from .findings import near
 from .located_json import Member, Value
@@ -48,6 +49,7 @@ _LISTS = ("packages", "images", "repositories", "local_label")
 _KEYS = tuple(field.name for field in fields(Relation) if field.name != "name")
 
 
+@lru_cache(maxsize=4096)
 def canonical(name: str) -> str:
     """A distribution's name as indexes compare it: lower case, runs of `-`, `_`, `.` are one dash."""
     return re.sub(r"[-_.]+", "-", name).lower()

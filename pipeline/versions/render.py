@@ -1,4 +1,4 @@
-"""Templates to files: pure, no clock, no environment, no network.
+"""Templates to files.
 
 templates/Dockerfile.j2             -> docker/Dockerfile
 templates/requirements/host.txt.j2  -> requirements/host.txt
@@ -9,21 +9,19 @@ A template directly below templates/ is rendered into docker/, one in a folder i
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
+from pipeline.beside import OutOfBounds, Tell, beside
 from pipeline.contract.errors import UsageError
 
-from .findings import Finding, counted, near
+from .findings import Finding, counted
 from .source import FILE, Versions
-from .tree import Tree, Unreadable
-
-if TYPE_CHECKING:
-    from jinja2 import Environment, nodes
 
 FOLDER = "templates"
-_END = ".j2"
+END = ".j2"
 
 
 class TemplatesInvalid(UsageError):
@@ -37,11 +35,15 @@ class TemplatesInvalid(UsageError):
         self.findings = findings
 
 
+_Files = dict[str, bytes]
+_Uses = dict[str, tuple[tuple[str, int], ...]]  # name -> (template, line), ...
+
+
 class Rendered(NamedTuple):
     """Every file that the templates give, by its path in the tree, and where each name stands in the templates."""
 
-    files: dict[str, bytes]
-    uses: dict[str, tuple[tuple[str, int], ...]]  # name -> (template, line), ...
+    files: _Files
+    uses: _Uses
 
 
 def has_templates(root: Path) -> bool:
@@ -51,103 +53,42 @@ def has_templates(root: Path) -> bool:
 
 def target(template: str) -> str:
     """The path in the tree that a template (relative to templates/) is rendered to."""
-    path = template.removesuffix(_END)
+    path = template.removesuffix(END)
     return path if "/" in path else f"docker/{path}"
 
 
-def render(root: Path, versions: Versions) -> Rendered:
-    """Render all templates in memory; raise `TemplatesInvalid` with every problem of every template.
+@contextmanager
+def rendering(root: Path, versions: Versions) -> Iterator[Callable[[], Rendered]]:
+    """Begin to render all templates, and give a function that waits for the files.
 
-    A variable without a version is an error here; a version that no template uses is one too, since a name that
-    reaches nothing only looks managed.
+    It raises `TemplatesInvalid` with every problem of every template, or with the one that has no end. Jinja2 is
+    imported and works beside this process: reading what the files of a tree mean takes as long, and needs none of it.
     """
-    from jinja2 import FunctionLoader, StrictUndefined, Template, TemplateError, TemplateNotFound, TemplateSyntaxError
-    from jinja2.loaders import split_template_path
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    inside = Tree(root)
+    def work(tell: Tell) -> tuple[_Files, _Uses, list[tuple[Any, ...]]]:
+        from .templates import fill
 
-    def text(name: str) -> str | None:
-        """What a template holds, None where there is none; nothing outside the tree is read."""
-        path = "/".join([FOLDER, *split_template_path(name)])
-        return inside.read(path).decode() if os.path.lexists(root / path) else None
-
-    environment = ImmutableSandboxedEnvironment(
-        loader=FunctionLoader(text),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    findings: list[Finding] = []
-    uses: dict[str, list[tuple[str, int]]] = {}
-    files: dict[str, bytes] = {}
-    for name in _templates(root / FOLDER):
-        place = f"{FOLDER}/{name}"
         try:
-            tree = environment.parse(inside.read(place).decode(), name)
-            unknown = _names(environment, tree, place, versions, uses)
-            findings += [
-                Finding(place, line, 0, f"{word} has no version in {FILE}{near(word, versions)}", "render")
-                for word, line in unknown
-            ]
-            if not unknown and not name.rpartition("/")[2].startswith("_"):
-                code = environment.compile(tree, name, str(root / FOLDER / name))  # what was parsed, not anew
-                template = Template.from_code(environment, code, environment.make_globals(None))
-                files[target(name)] = template.render(dict(versions)).encode()
-        except TemplateSyntaxError as error:
-            where = f"{FOLDER}/{error.name}" if error.name else place
-            findings.append(Finding(where, error.lineno, 0, f"not a template: {error.message}", "render"))
-        except TemplateNotFound as error:
-            findings.append(Finding(place, 0, 0, f"cannot be rendered: there is no {error.name}", "render"))
-        except Unreadable as error:
-            findings.append(error.finding)
-        except RecursionError:
-            message = "cannot be rendered: it includes itself, or is nested too deeply"
-            findings.append(Finding(place, 0, 0, message, "render"))
-        except UnicodeDecodeError:
-            findings.append(Finding(place, 0, 0, "is not UTF-8", "render"))
-        except OSError as error:
-            findings.append(Finding(place, 0, 0, f"cannot be read: {error.strerror}", "render"))
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            findings.append(Finding(place, 0, 0, f"cannot be rendered: {error}", "render"))
-    reached = versions.closure(uses)
-    findings += [
-        Finding(FILE, versions.variables[name].line, 0, f"{name} reaches no template", "render")
-        for name in versions
-        if name not in reached
-    ]
-    if findings:
-        raise TemplatesInvalid(sorted(set(findings)))
-    return Rendered(files, {name: tuple(places) for name, places in uses.items()})
+            return (*fill(root, versions, tell), [])
+        except TemplatesInvalid as error:
+            return {}, {}, [tuple(finding) for finding in error.findings]
+
+    with beside(work) as answer:
+
+        def files() -> Rendered:
+            try:
+                filled, uses, wrong = answer()
+            except OutOfBounds as error:
+                endless = f"cannot be rendered: {error.what}; is there a loop without end?"
+                raise TemplatesInvalid([Finding(error.at, 0, 0, endless, "render")]) from None
+            if wrong:
+                raise TemplatesInvalid([Finding(*one) for one in wrong])
+            return Rendered(filled, uses)
+
+        yield files
 
 
-def _templates(folder: Path) -> list[str]:
-    """Every template below a folder, and what no tree should hold there, a FIFO say, so that reading it says so."""
-    return sorted(
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*")
-        if path.name.endswith(_END) or not (path.is_symlink() or path.is_file() or path.is_dir())
-    )
-
-
-def _names(
-    environment: Environment,
-    tree: nodes.Template,
-    place: str,
-    versions: Versions,
-    uses: dict[str, list[tuple[str, int]]],
-) -> list[tuple[str, int]]:
-    """Add where managed names stand in one template to `uses`; return the `(name, line)` that have no version."""
-    from jinja2 import nodes
-
-    found = list(tree.find_all(nodes.Name))
-    own = {node.name for node in found if node.ctx != "load"} | set(environment.globals)  # loops, set, macros
-    unknown = []
-    for node in found:
-        if node.name in versions:
-            uses.setdefault(node.name, []).append((place, node.lineno))
-        elif node.name not in own:
-            unknown.append((node.name, node.lineno))
-    return unknown
+def render(root: Path, versions: Versions) -> Rendered:
+    """Render all templates in memory; raise `TemplatesInvalid`."""
+    with rendering(root, versions) as files:
+        return files()

@@ -21,7 +21,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import UsageError
 
 from .findings import Finding, counted, near
@@ -61,13 +60,12 @@ class Variable(NamedTuple):
 
 @dataclass(frozen=True)
 class Versions(Mapping[str, str]):
-    """Names and values in the order of the file, what each governs, and the digest (sha256) of the file's bytes."""
+    """Names and values in the order of the file, what each governs, and the file's text."""
 
     variables: Mapping[str, Variable]
     relations: Mapping[str, Relation]
     closures: Mapping[str, tuple[str, ...]]
     unmanaged: tuple[str, ...]
-    digest: str
     text: str = field(repr=False)
 
     def __getitem__(self, name: str) -> str:
@@ -80,7 +78,7 @@ class Versions(Mapping[str, str]):
         return len(self.variables)
 
     def __hash__(self) -> int:
-        return hash(self.digest)
+        return hash(self.text)
 
     def relation(self, name: str) -> Relation:
         """What a name governs; a name without an entry governs the distribution it is named after."""
@@ -141,7 +139,6 @@ def read(data: bytes) -> Versions:
         MappingProxyType(relations),
         MappingProxyType(closures),
         unmanaged,
-        sha256_bytes(data),
         text,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -82,7 +83,7 @@ class Texts:
             for repository in _repositories(relation):
                 self.repositories.setdefault(repository, name)
             images += [(image, name) for image in relation.images]
-        self.images = [(_image_pattern(image), name) for image, name in sorted(images, reverse=True)]
+        self.images = sorted(images, reverse=True)
         self.labels = {name: labels_of(versions, name) for name in versions if versions.relation(name).local_label}
 
     def look(self, text: str, shell: Shell | None = None) -> Iterator[Found]:
@@ -95,13 +96,15 @@ class Texts:
                 yield one._replace(at=match.start() + len(match[0]) - len(match[0].lstrip()))
 
     def _matches(self, text: str, shell: Shell) -> Iterator[tuple[re.Match[str], Iterator[Found]]]:
-        for pattern, name in self.images:
-            for match in pattern.finditer(text):
+        # Each condition is what its pattern cannot do without, and a tenth of its time.
+        for image, name in self.images:
+            for match in _image_pattern(image).finditer(text) if f"{image}:" in text else ():
                 yield match, self.image(name, match["image"], match["tag"])
-        for match in chain.from_iterable(pattern.finditer(text) for pattern in (_ASSIGNED, _FALLBACK, _ELSE, ENVIRON)):
+        patterns = (_ASSIGNED, _FALLBACK, _ELSE, ENVIRON) if any(name in text for name in self.versions) else ()
+        for match in chain.from_iterable(pattern.finditer(text) for pattern in patterns):
             if match[1] in self.versions and _alike(match[2], self.versions[match[1]]):
                 yield match, self.assignment(match[1], match[2])
-        for match in PIN.finditer(text):
+        for match in PIN.finditer(text) if "==" in text else ():
             yield match, self.pin(match[1], f"{match[1]}=={match[2]}", match[2])
         for match in AT.finditer(text) if "@" in text else ():
             yield match, self.pin(match[1], match[0], match[2])
@@ -244,6 +247,7 @@ def _repositories(relation: Relation) -> tuple[str, ...]:
     return relation.governs()
 
 
+@lru_cache(maxsize=256)
 def _image_pattern(image: str) -> re.Pattern[str]:
     """An image under its own name, at a registry, or in a mirror's folder; `$X/` stands for either of the two."""
     folders = r"(?:[\w.-]+/){0,8}"

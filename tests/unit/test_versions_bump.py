@@ -16,7 +16,7 @@ from pipeline.contract.files import write_whole
 from pipeline.versions import drift, index, load
 from pipeline.versions.bump import BumpRefused, Wishes, write
 from pipeline.versions.bump import bump as work_out
-from pipeline.versions.metadata import RECORD, Recorded, dump_record
+from pipeline.versions.recorded import RECORD, Recorded, dump_record
 from pipeline.versions.sites import same_version
 from pipeline.versions.sync import sync
 

@@ -124,6 +124,38 @@ def test_a_bad_template_has_its_place(tmp_path: Path, template: str | bytes, exp
     assert not (root / "docker").exists()
 
 
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "takes more than 5 s"),
+        ('{{ "x" * (10 ** 11) }}', "takes more than 1024 MiB"),
+    ],
+)
+def test_a_template_without_end_is_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, expected: str
+) -> None:
+    template = "ARG A_VERSION={{ A_VERSION }}\nFROM scratch\n" + body
+    root = plant(tmp_path, {"versions.json": source({"A_VERSION": "1"}), "templates/Dockerfile.j2": template})
+    assert main(["check", "--root", str(root)]) == 2
+    assert f"templates/Dockerfile.j2: cannot be rendered: {expected}; is there" in capsys.readouterr().out
+
+
+def test_macros_and_what_jinja_defines_are_no_versions(tmp_path: Path) -> None:
+    files = {
+        "versions.json": source({"A_VERSION": "1", "B_VERSION": "2"}),
+        "templates/_part.j2": "{% macro arg(name, value) %}ARG {{ name }}={{ value }}{% endmacro %}",
+        "templates/Dockerfile.j2": (
+            '{% from "_part.j2" import arg as given %}{% import "_part.j2" as part %}'
+            '{{ given("A_VERSION", A_VERSION) }}\n{{ part.arg("B_VERSION", B_VERSION) }}\nFROM scratch\n'
+            "{% for one in [1, 2] %}# {{ loop.index }}\n{% endfor %}"
+        ),
+    }
+    root = plant(tmp_path, files)
+    assert render(root, load(root)).files == {
+        "docker/Dockerfile": b"ARG A_VERSION=1\nARG B_VERSION=2\nFROM scratch\n# 1\n# 2\n"
+    }
+
+
 def test_fix_waits_for_whoever_changes_the_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,7 +28,6 @@ def test_our_own_file_is_read_in_its_order() -> None:
     assert versions["BASE_IMAGE"] == f"python:{versions['PYTHON_IMAGE_VERSION']}-slim-{versions['DEBIAN_SUITE']}"
     assert versions.governors()["flashinfer-jit-cache"] == "FLASHINFER_VERSION"
     assert versions.governors()["typing-extensions"] == "TYPING_EXTENSIONS_VERSION"
-    assert len(versions.digest) == 64
 
 
 @pytest.mark.parametrize(

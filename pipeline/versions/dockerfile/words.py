@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from .layers import Known
@@ -146,7 +147,7 @@ class _Expansion:
                 piece = self.escaped()
                 words.add(piece)
             else:
-                piece = self.take()
+                piece = self.plain(stop) or self.take()
                 words.split(piece)
             result += piece
             if len(result) > LARGEST:
@@ -154,6 +155,12 @@ class _Expansion:
         if stop:
             raise BadWord(f"{stop!r} is missing")
         return result, words.all()
+
+    def plain(self, stop: str) -> str:
+        """All characters from here on that mean themselves; none where the first may mean something."""
+        found = _plain(self.style.escape + stop).match(self.text, self.at)
+        self.at += len(found[0]) if found else 0
+        return found[0] if found else ""
 
     def escaped(self) -> str:
         mark = self.take() if self.raw else self.take()[1:]
@@ -278,7 +285,13 @@ class _Expansion:
         return replace(found or "", compile_pattern(pattern, greedy=True), replacement, every=every)
 
 
-_RUNS = re.compile(f"[{re.escape(SPACE)}]+|[^{re.escape(SPACE)}]+")
+@lru_cache(maxsize=16)
+def _plain(others: str) -> re.Pattern[str]:
+    """A run without quotes, `$`, `<` and other characters that may mean something."""
+    return re.compile(rf"[^$'\"<{re.escape(others)}]+")
+
+
+_BLANKS = str.maketrans(dict.fromkeys(SPACE, " "))
 
 
 class _Words:
@@ -292,12 +305,12 @@ class _Words:
         self.word += piece
 
     def split(self, piece: str) -> None:
-        for run in _RUNS.findall(piece):
-            if run[0] not in SPACE:
-                self.word += run
-            elif self.word:
+        first, *others = piece.translate(_BLANKS).split(" ")
+        self.word += first
+        for other in others:
+            if self.word:
                 self.done.append(self.word)
-                self.word = ""
+            self.word = other
 
     def all(self) -> list[str]:
         if self.word:

@@ -1,0 +1,122 @@
+"""Jinja2 at work on templates/: pure, no clock, no environment, no network. `render` keeps it within bounds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .findings import Finding, near
+from .render import END, FOLDER, Rendered, TemplatesInvalid, target
+from .source import FILE, Versions
+from .tree import Tree, Unreadable
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, nodes
+
+
+# What Jinja2 itself defines inside loops, macros and blocks.
+_GIVEN = frozenset({"loop", "caller", "varargs", "kwargs", "self", "super"})
+
+
+def fill(root: Path, versions: Versions, tell: Callable[[str], None]) -> Rendered:
+    """Render all templates in memory; raise `TemplatesInvalid` with every problem of every template.
+
+    A variable without a version is an error here; a version that no template uses is one too, since a name that
+    reaches nothing only looks managed. `tell` is given the path of each template in its turn.
+    """
+    from jinja2 import FunctionLoader, StrictUndefined, Template, TemplateError, TemplateNotFound, TemplateSyntaxError
+    from jinja2.loaders import split_template_path
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    inside = Tree(root)
+
+    def text(name: str) -> str | None:
+        """What a template holds, None where there is none; nothing outside the tree is read."""
+        path = "/".join([FOLDER, *split_template_path(name)])
+        return inside.read(path).decode() if os.path.lexists(root / path) else None
+
+    environment = ImmutableSandboxedEnvironment(
+        loader=FunctionLoader(text),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    findings: list[Finding] = []
+    uses: dict[str, list[tuple[str, int]]] = {}
+    files: dict[str, bytes] = {}
+    for name in _templates(root / FOLDER):
+        place = f"{FOLDER}/{name}"
+        tell(place)
+        try:
+            tree = environment.parse(inside.read(place).decode(), name)
+            unknown = _names(environment, tree, place, versions, uses)
+            findings += [
+                Finding(place, line, 0, f"{word} has no version in {FILE}{near(word, versions)}", "render")
+                for word, line in unknown
+            ]
+            if not unknown and not name.rpartition("/")[2].startswith("_"):
+                code = environment.compile(tree, name, str(root / FOLDER / name))  # what was parsed, not anew
+                template = Template.from_code(environment, code, environment.make_globals(None))
+                files[target(name)] = template.render(dict(versions)).encode()
+        except TemplateSyntaxError as error:
+            where = f"{FOLDER}/{error.name}" if error.name else place
+            findings.append(Finding(where, error.lineno, 0, f"not a template: {error.message}", "render"))
+        except TemplateNotFound as error:
+            findings.append(Finding(place, 0, 0, f"cannot be rendered: there is no {error.name}", "render"))
+        except Unreadable as error:
+            findings.append(error.finding)
+        except RecursionError:
+            message = "cannot be rendered: it includes itself, or is nested too deeply"
+            findings.append(Finding(place, 0, 0, message, "render"))
+        except UnicodeDecodeError:
+            findings.append(Finding(place, 0, 0, "is not UTF-8", "render"))
+        except OSError as error:
+            findings.append(Finding(place, 0, 0, f"cannot be read: {error.strerror}", "render"))
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            findings.append(Finding(place, 0, 0, f"cannot be rendered: {error}", "render"))
+    reached = versions.closure(uses)
+    findings += [
+        Finding(FILE, versions.variables[name].line, 0, f"{name} reaches no template", "render")
+        for name in versions
+        if name not in reached
+    ]
+    if findings:
+        raise TemplatesInvalid(sorted(set(findings)))
+    return Rendered(files, {name: tuple(places) for name, places in uses.items()})
+
+
+def _templates(folder: Path) -> list[str]:
+    """Every template below a folder, and what no tree should hold there, a FIFO say, so that reading it says so."""
+    return sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.name.endswith(END) or not (path.is_symlink() or path.is_file() or path.is_dir())
+    )
+
+
+def _names(
+    environment: Environment,
+    tree: nodes.Template,
+    place: str,
+    versions: Versions,
+    uses: dict[str, list[tuple[str, int]]],
+) -> list[tuple[str, int]]:
+    """Add where managed names stand in one template to `uses`; return the `(name, line)` that have no version."""
+    from jinja2 import nodes
+
+    found = list(tree.find_all(nodes.Name))
+    own = {node.name for node in found if node.ctx != "load"} | set(environment.globals) | _GIVEN  # loops, set
+    own |= {macro.name for macro in tree.find_all(nodes.Macro)} | {one.target for one in tree.find_all(nodes.Import)}
+    for one in tree.find_all(nodes.FromImport):
+        own |= {name if isinstance(name, str) else name[1] for name in one.names}
+    unknown = []
+    for node in found:
+        if node.name in versions:
+            uses.setdefault(node.name, []).append((place, node.lineno))
+        elif node.name not in own:
+            unknown.append((node.name, node.lineno))
+    return unknown
