@@ -88,7 +88,7 @@ def _instruction(
     for found in looker.look(text, shell):
         yield instruction.line_at(max(offsets[found.at] - before, 0)), found
     for heredoc in instruction.heredocs:
-        bare = quiet("\n".join("" if line.lstrip().startswith("#") else line for line in heredoc.lines)).split("\n")
+        bare = quiet("\n".join(heredoc.lines)).split("\n")
         known = assigned("\n".join(bare), values, looker.versions)
         lines = [substituted(line, known)[0] for line in bare]
         starts = list(accumulate((len(line) + 1 for line in lines), initial=0))

@@ -8,8 +8,11 @@ from collections.abc import Callable, Container
 
 from .variables import assigned, substituted
 
-# Quoted texts and escaped characters are passed over, so that a `#` in them begins no comment.
-_COMMENT = re.compile(r"\\.|\"(?:[^\"\\\n]|\\.)*+\"|'[^'\n]*+'|(?<![^\s;&|(])#[^\n]*")
+# Quoted texts and escaped characters are passed over, so that a `#` in them begins no comment. Over several lines only
+# where the quote does not stand behind a letter: what is read may be no shell, and the `'` of "don't" opens nothing.
+_COMMENT = re.compile(
+    r"\\.|\"(?:[^\"\\\n]|\\.)*+\"|'[^'\n]*+'|(?<!\w)(?:\"(?:[^\"\\]|\\.)*+\"|'[^']*+')|(?<![^\s;&|(])#[^\n]*", re.DOTALL
+)
 _WORDS = r"(?:\\.|\"(?:[^\"\\]|\\.)*+\"|'[^']*+'|[^;&|\n)\"'\\])"
 _DROPPED = re.compile(
     rf"(?<![\w./-])[ef]?grep[ \t]+(?:-\S+[ \t]+){{0,8}}?(?:-(?!-)\w*v\w*|--invert-match)\b{_WORDS}*+", re.DOTALL
@@ -22,6 +25,14 @@ _MESSAGE = re.compile(
 )
 
 
+_PRINTED = re.compile(  # `cat <<EOF`, whose text goes to the terminal
+    r"(?<![\w./(`-])cat[ \t]*(?:1?>&2[ \t]*)?<<-?[ \t]*([\"']?)(\w+)\1[ \t]*(?:1?>&2[ \t]*)?(?:;[^\n]*)?\n"
+    r"((?:(?![ \t]*\2[ \t]*$)[^\n]*\n)*)",
+    re.MULTILINE,
+)
+_USAGE = re.compile(r"^[ \t]*usage\b", re.IGNORECASE | re.MULTILINE)
+
+
 def quiet(text: str) -> str:
     """A script, or the text of a RUN, with all that blanked; each offset stays what it was."""
     if "#" in text:
@@ -30,6 +41,7 @@ def quiet(text: str) -> str:
         text = _DROPPED.sub(_blank, text)
     if "usage" in text.lower():
         text = _MESSAGE.sub(_blank, text)
+        text = _PRINTED.sub(lambda found: _blank(found) if _USAGE.search(found[3]) else found[0], text)
     return text
 
 
@@ -43,7 +55,7 @@ def script(text: str, managed: Container[str]) -> tuple[str, Callable[[int], int
 
     The second is the line of an offset. Managed names are left as they stand.
     """
-    whole = joined(quiet(re.sub(r"(?m)^[ \t]*(?:#|//)[^\n]*$", "", text)))
+    whole = joined(quiet(re.sub(r"(?m)^[ \t]*//[^\n]*$", "", text)))
     held = assigned(whole, {}, managed)
     whole = substituted(whole, held)[0] if held else whole
     ends = [end.start() for end in re.finditer("[\n\v]", whole)]

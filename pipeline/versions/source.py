@@ -32,6 +32,9 @@ FILE = "versions.json"
 _TOP = ("variable", "relations", "closures", "unmanaged", "_comment")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_LONGEST = 4096  # characters of a value; names that name others twice each double it every time
+_DEEPEST = 50  # names behind each other
+_FOLLOWED = 10_000  # names that lead back, each by several ways, would be followed for ever
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f$\\\"'`]|^\s|\s$")
 
 
@@ -132,7 +135,7 @@ def read(data: bytes) -> Versions:
     document = parse(text)
     variables, relations, closures, unmanaged = _Walk(document).everything()
     if document.problems:
-        findings = sorted(Finding(FILE, *document.place(at), message, "source") for at, message in document.problems)
+        findings = sorted(Finding(FILE, *document.place(at), message, "source") for at, message in {*document.problems})
         raise SourceInvalid(findings)
     return Versions(
         MappingProxyType(variables),
@@ -151,6 +154,8 @@ class _Walk:
 
     def __init__(self, document: Document) -> None:
         self.document = document
+        self.whole: dict[str, str] = {}  # values that name nothing any more
+        self.followed = 0
 
     def wrong(self, at: int, message: str) -> None:
         self.document.problems.append((at, message))
@@ -214,7 +219,14 @@ class _Walk:
 
         def follow(match: re.Match[str]) -> str:
             name = match[1]
-            if name in known and name not in (*above, variable.name):
+            if name in self.whole:
+                return self.whole[name]
+            new = name in known and name not in (*above, variable.name)
+            if new and (len(above) > _DEEPEST or self.followed > _FOLLOWED):
+                self.wrong(variable.start, f'"{variable.name}" stands behind too many other names')
+                return match[0]
+            if new:
+                self.followed += 1
                 return self.expanded(known[name], known, (*above, variable.name)).value
             whole = (*above, variable.name)
             if above and name == whole[0]:
@@ -225,7 +237,13 @@ class _Walk:
                 self.wrong(variable.start, f'"{variable.name}" names ${{{name}}}, {why}')
             return match[0]
 
-        return variable._replace(value=_REFERENCE.sub(follow, variable.raw))
+        value = _REFERENCE.sub(follow, variable.raw)
+        if len(value) > _LONGEST:
+            self.wrong(variable.start, f'the value of "{variable.name}" has more than {_LONGEST} characters')
+            value = variable.raw[:_LONGEST]
+        if "$" not in value:
+            self.whole[variable.name] = value
+        return variable._replace(value=value)
 
     def default(self, member: Member) -> Value | None:
         found = None

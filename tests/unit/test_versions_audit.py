@@ -228,6 +228,7 @@ def test_what_commands_pin(tmp_path: Path, path: str, text: str, found: tuple[in
         ("a.sh", "pip install 'torch==2.9.*'\nnpm install torch@2.9\n"),
         ("Dockerfile", "FROM a\nRUN true # torch==2.9\n"),
         ("a.yml", "- uses: actions/checkout@v4\n- uses: docker/x@1.2\n"),
+        ("a.sh", "cat <<E\nUsage: CUDA_VERSION=12.0 $0\nCUDA_VERSION=12.1\ntorch==2.9\nE\n"),
     ],
 )
 def test_what_commands_do_not_pin(tmp_path: Path, path: str, text: str) -> None:
@@ -288,6 +289,16 @@ def test_variants_are_one_entry(tmp_path: Path) -> None:
         (
             {"requirements/cu128.txt": "torch==2.10.0+cu128\n", "requirements/cu130.txt": "torch==2.10.0+cu130\n"},
             [("torch", "possible", ["2.10.0+cu128", "2.10.0+cu130"])],
+        ),
+        (
+            {"requirements.txt": "torch==2.10.0+rocm6.3\n", "Dockerfile.rocm": "ARG ROCM_VERSION=6.4.1\nFROM a\n"},
+            [("torch", "likely", ["2.10.0+rocm6.3", "6.4.1"])],
+        ),
+        ({"requirements.txt": "torch==2.10.0+rocm6.4\n", "Dockerfile.rocm": "ARG ROCM_VERSION=6.4.1\nFROM a\n"}, []),
+        ({"requirements.txt": "torch==2.10.0+rocm6.4.1\n", "Dockerfile.rocm": "ARG ROCM_VERSION=6.4\nFROM a\n"}, []),
+        (
+            {"requirements.txt": "torch==2.10.0+rocm6.4\n", "Dockerfile": "FROM a\nRUN pip install torch==2.10.0+rocm6.3\n"},
+            [("torch", "likely", ["2.10.0+rocm6.3", "2.10.0+rocm6.4"])],
         ),
     ],
 )  # fmt: skip

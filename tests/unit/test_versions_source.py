@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from versions_trees import source, texts
 
 from pipeline.versions import SourceInvalid, load
+from pipeline.versions.located_json import parse, plain
 from pipeline.versions.source import read
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,3 +130,22 @@ def test_no_near_json_makes_it_raise_anything_else(text: str) -> None:
         read(('{"variable": ' + text).encode())
     except SourceInvalid as error:
         assert all(finding.line >= 1 and finding.column >= 1 for finding in error.findings)
+
+
+def test_names_that_name_each_other_without_end_are_refused_at_once() -> None:
+    def doubling(depth: int, last: str) -> str:
+        return source({f"A{n}": f"${{A{n + 1}}}${{A{n + 1}}}" for n in range(depth)} | {f"A{depth}": last})
+
+    assert read(doubling(8, "1").encode())["A0"] == "1" * 256
+    assert any('the value of "A27" has more than 4096 characters' in text for text in problems(doubling(40, "1")))
+    assert any("leads back to it" in text for text in problems(doubling(30, "${A0}")))
+    chain = source({f"A{n}": f"${{A{n + 1}}}" for n in range(2000)} | {"A2000": "1"})
+    assert any("stands behind too many other names" in text for text in problems(chain))
+
+
+def test_the_quick_reading_of_json_says_what_the_exact_one_says() -> None:
+    for text in ('{"a": [1, "x\\u00e9", null, -1.5e3, {"b": true}]}', "[]", '"a"'):
+        assert plain(text) == json.loads(text)
+    for text in ('{"a": 1, "a": 2}', "[NaN]", '"\\ud800"', "[1,]", "\ufeff{}", "1" * 2000, "[" * 100_000):
+        assert plain(text) is None
+        assert parse(text).problems

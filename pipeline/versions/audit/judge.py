@@ -48,7 +48,7 @@ def judge(places: Iterable[Place]) -> list[Disagreement]:
         if place.stem and (place.kind == "range" or not bound):
             by_stem[place.stem].add(place)
     found = [one for stem, group in by_stem.items() for one in _group(stem, sorted(group))]
-    found += judge_labels((place for group in by_stem.values() for place in group), by_stem.get("cuda", ()))
+    found += judge_labels((place for group in by_stem.values() for place in group), by_stem)
     return sorted(found, key=lambda one: (-one.confidence, -sum(len(p) for _, p in one.values), one.name, one.why))
 
 

@@ -6,6 +6,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 
+from pipeline.versions.shelltext import quiet
 from pipeline.versions.texts import ENVIRON
 
 from .commands import command, joined_lines, script_places
@@ -27,9 +28,7 @@ _YAML_LINE = re.compile(
 
 def shell(path: str, text: str) -> Iterator[Place]:
     """Assignments of `X_VERSION`, fallbacks `${X_VERSION:-…}`, and what commands pin; for Make as well."""
-    for number, line in joined_lines(text):
-        if line.lstrip().startswith("#"):
-            continue
+    for number, line in joined_lines(quiet(text)):
         if "_VERSION" in line:
             match = _ASSIGNED.match(line)
             if match and is_version(match[2]):
