@@ -16,6 +16,7 @@ from pipeline.contract.files import write_whole
 from pipeline.run import ProcessFailed, run
 
 from .devicerun import ALLOW, with_devices
+from .needed import needed
 from .pinned import pin_contexts
 
 # A line that a RUN step printed, in `--progress=plain`: "#12 3.456 text".
@@ -97,6 +98,7 @@ class Builder:
         """The whole command line of a build, sorted so that it is the same every time."""
         dockerfile = with_devices(self.dockerfile, stage.devices) if stage.devices else self.dockerfile
         text, contexts = pin_contexts(dockerfile, stage.contexts)
+        text = needed(text, stage.target)
         file = self.folder / f"Dockerfile-{sha256_bytes(text)[:24]}"
         write_whole(file, text)
         words = ["docker", "buildx", "build", "--progress=plain", "--network=none"]
@@ -107,6 +109,8 @@ class Builder:
         if stage.shm_size:
             words += ["--shm-size", str(stage.shm_size)]
         for name, place in sorted(contexts.items()):
+            if name.encode() not in text:
+                continue
             words += ["--build-context", f"{name}={place}"]
         for name, value in sorted(stage.arguments.items()):
             words += ["--build-arg", f"{name}={value}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,8 +63,9 @@ class Staging:
         return self.directory("empty", "", lambda place: contexts.stage_previous(None, place))
 
 
+@functools.cache
 def code_content() -> dict[str, str]:
-    """Path and sha256 of every file that runs in the image."""
+    """Path and sha256 of every file that runs in the image, as it was when this run first asked."""
     names = [PACKAGE / name for name in contexts.SHIPPED_MODULES]
     for room in contexts.SHIPPED_ROOMS:
         names += [p for p in (PACKAGE / room).rglob("*") if p.is_file() and "__pycache__" not in p.parts]

@@ -13,6 +13,7 @@ name others, `python:${PYTHON_IMAGE_VERSION}-slim`, as bake itself allows; nothi
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -124,8 +125,12 @@ def load(root: Path) -> Versions:
     return read(data)
 
 
+@functools.lru_cache(maxsize=4)
 def read(data: bytes) -> Versions:
-    """Read the bytes of a versions.json; raise `SourceInvalid` with every problem."""
+    """Read the bytes of a versions.json; raise `SourceInvalid` with every problem.
+
+    A release reads the same bytes for each of its cells, and what is read is frozen.
+    """
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

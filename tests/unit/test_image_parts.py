@@ -25,6 +25,7 @@ from pipeline.image.contain import Sandbox
 from pipeline.image.device import DeviceUnknown, processor
 from pipeline.image.facts import BaseFacts
 from pipeline.image.naming import default_name
+from pipeline.image.needed import needed
 from pipeline.image.pinned import pin_contexts
 from pipeline.image.saved import ExportUnreadable, read_saved
 from pipeline.image.settings import ImageNameInvalid, PreviousMissing, check_image_name, check_previous
@@ -130,6 +131,39 @@ def test_a_context_has_a_name_for_each_content_and_the_dockerfile_says_so(tmp_pa
     (places["tuned"] / "f").write_text("2")
     contexts.settle(places["tuned"])
     assert set(pin_contexts(text, places)[1]) != set(named)
+
+
+def test_a_target_is_built_from_the_stages_that_it_needs_and_no_comments() -> None:
+    text = b"""# syntax=docker/dockerfile:1
+# about all
+ARG BASE_IMAGE=x
+FROM ${BASE_IMAGE} AS base
+# about the step
+RUN --mount=type=bind,from=tools,target=/t <<EOF
+# a line of the script
+FROM nothing
+EOF
+FROM scratch AS tools
+COPY a \\
+    # inside
+    b
+FROM base AS unused
+COPY --from=given-123 / /
+FROM base AS final
+COPY --link --from=given-456 / /
+USER root
+"""
+    assert needed(text, "final") == (
+        b"# syntax=docker/dockerfile:1\nARG BASE_IMAGE=x\nFROM ${BASE_IMAGE} AS base\n"
+        b"RUN --mount=type=bind,from=tools,target=/t <<EOF\n# a line of the script\nFROM nothing\nEOF\n"
+        b"FROM scratch AS tools\nCOPY a \\\n    # inside\n    b\n"
+        b"FROM base AS final\nCOPY --link --from=given-456 / /\nUSER root\n"
+    )
+    assert needed(text, "nowhere") == text
+    for name in ("Dockerfile", "Dockerfile.cuda", "Dockerfile.overlay"):
+        whole = (Path(__file__).parents[2] / "docker" / name).read_bytes()
+        assert b"AS tuning" in needed(whole, "tuned")
+        assert b"AS tuning" not in needed(whole.replace(b"from=tuned ", b"from=tuned-1 "), "final")
 
 
 def test_the_staged_code_is_what_the_image_needs_and_no_more(tmp_path: Path) -> None:
