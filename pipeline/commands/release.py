@@ -72,7 +72,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Ask, list[tuple[Cell, Request
     from pipeline.release.cells import cross, refuse_same_names, single
     from pipeline.release.matrixfile import read_matrix
     from pipeline.release.names import check_template
-    from pipeline.release.sign import Signer
+    from pipeline.release.sign import Signer, check_name
     from pipeline.release.verdicts import read_verdicts
 
     matrix: MatrixFile | None = read_matrix(arguments.matrix) if arguments.matrix is not None else None
@@ -92,6 +92,8 @@ def _asked(arguments: argparse.Namespace) -> tuple[Ask, list[tuple[Cell, Request
         if template:
             check_template(template)
     read_verdicts(arguments.verdict)
+    if ask.signer is not None:
+        check_name(ask.place)
     if ask.signer is not None and not ask.dry_run:
         ask = replace(ask, signed_by=ask.signer.open())
     if matrix is None:

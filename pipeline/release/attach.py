@@ -10,7 +10,10 @@ so that the same content attached twice is one artifact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,11 +43,13 @@ class Attachment:
 
 
 def autotune(content: bytes) -> Attachment:
-    """A key's manifest.json, byte for byte: its sha256 is what the image's label names. Raises `CacheRefused`."""
-    import json
+    """A key's manifest.json, gzipped: the sha256 of its own bytes is what the image's label names.
 
+    It has a row for each entry: gzipped, a large one is a fifteenth of its size (seen). Raises `CacheRefused`.
+    """
     key = AutotuneManifest.from_json(json.loads(content)).key
-    return Attachment(media.AUTOTUNE, media.AUTOTUNE_JSON, content, "manifest.json", {KEY: key})
+    packed = gzip.compress(content, mtime=0)
+    return Attachment(media.AUTOTUNE, media.AUTOTUNE_GZIP, packed, "manifest.json.gz", {KEY: key})
 
 
 def verdict(found: Verdict) -> Attachment:
@@ -58,12 +63,32 @@ def sbom(content: bytes) -> Attachment:
     return Attachment(media.CYCLONEDX, media.CYCLONEDX, content, "sbom.cdx.json")
 
 
-def attach(registry: Registry, repository: str, subject: Descriptor, what: Attachment) -> Descriptor:
-    """Push an attachment of `subject` and return what names it; nothing is pushed that is there already.
+def attach(
+    registry: Registry, repository: str, subject: Descriptor, what: Sequence[Attachment]
+) -> tuple[Descriptor, ...]:
+    """Push attachments of `subject` and return what names them; nothing is pushed that is there already.
 
     What was pushed is read back: raises `AnnotationsLost` when the registry does not return its annotations or does not
     list it, and the errors of `Registry`.
     """
+    made = [_artifact(registry, repository, subject, one) for one in what]
+    known = {one.digest for one in registry.referrers(repository, subject.digest)}
+    new = [one for one in made if one.digest not in known]
+    registry.put_referrers(repository, subject.digest, new)
+    for one, manifest in zip(what, made, strict=True):
+        check_annotations(registry, repository, manifest.digest, one.annotations)
+    known |= {one.digest for one in registry.referrers(repository, subject.digest)} if new else set()
+    lost = [one.title for one, manifest in zip(what, made, strict=True) if manifest.digest not in known]
+    if lost:
+        raise AnnotationsLost(
+            f"{registry.host} took {lost[0]} of {repository} and does not list it among the image's referrers",
+            hint="the registry must keep referrers (OCI 1.1), or let the tag sha256-<digest> be written",
+        )
+    return tuple(one.descriptor() for one in made)
+
+
+def _artifact(registry: Registry, repository: str, subject: Descriptor, what: Attachment) -> Manifest:
+    """Push the blobs of one attachment; its manifest, which is not pushed yet."""
     config = registry.put_blob(repository, b"{}", media.EMPTY)
     blob = registry.put_blob(repository, what.content, what.media_type)
     layer = {**blob.to_json(), "annotations": {TITLE: what.title}}
@@ -78,16 +103,7 @@ def attach(registry: Registry, repository: str, subject: Descriptor, what: Attac
     if what.annotations:
         value["annotations"] = dict(what.annotations)
     body = canonical_json(value)
-    made = Manifest(body, media.MANIFEST, f"sha256:{sha256_bytes(body)}").descriptor()
-    if made.digest not in {one.digest for one in registry.referrers(repository, subject.digest)}:
-        registry.put_manifest(repository, made.digest, body, media.MANIFEST)
-    check_annotations(registry, repository, made.digest, what.annotations)
-    if made.digest not in {one.digest for one in registry.referrers(repository, subject.digest)}:
-        raise AnnotationsLost(
-            f"{registry.host} took {what.title} of {repository} and does not list it among the image's referrers",
-            hint="the registry must keep referrers (OCI 1.1), or let the tag sha256-<digest> be written",
-        )
-    return made
+    return Manifest(body, media.MANIFEST, f"sha256:{sha256_bytes(body)}")
 
 
 def check_annotations(registry: Registry, repository: str, reference: str, expected: Mapping[str, str]) -> None:
@@ -107,7 +123,7 @@ def check_annotations(registry: Registry, repository: str, reference: str, expec
 
 
 def attached(registry: Registry, repository: str, digest: str, artifact_type: str) -> Iterator[tuple[Manifest, bytes]]:
-    """Every attachment of one type: its manifest and the bytes of its blob, digests checked.
+    """Every attachment of one type: its manifest and the bytes of its blob, digests checked, unpacked.
 
     Raises `AnswerInvalid` when one is no artifact of one blob.
     """
@@ -118,4 +134,16 @@ def attached(registry: Registry, repository: str, digest: str, artifact_type: st
         layers = found.json().get("layers")
         if not isinstance(layers, list) or len(layers) != 1:
             raise AnswerInvalid(f"{repository}@{one.digest} is not an artifact of one blob")
-        yield found, registry.blob(repository, Descriptor.from_json(layers[0]).digest, limit=_LIMIT)
+        layer = Descriptor.from_json(layers[0])
+        body = registry.blob(repository, layer.digest, limit=_LIMIT)
+        yield found, _unpacked(body) if layer.media_type.endswith("+gzip") else body
+
+
+def _unpacked(body: bytes) -> bytes:
+    """The content of a gzipped blob; what cannot be unpacked stays as it is, and is then no manifest of any label."""
+    stream = zlib.decompressobj(wbits=31)
+    try:
+        content = stream.decompress(body, _LIMIT)
+    except zlib.error:
+        return body
+    return content if stream.eof else body

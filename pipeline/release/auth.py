@@ -42,61 +42,58 @@ def basic(login: Login) -> str:
     return "Basic " + base64.b64encode(f"{login.username}:{login.password}".encode()).decode()
 
 
-def answer(
-    session: requests.Session,
-    challenge: Challenge,
-    login: Login | None,
-    scope: str,
-    *,
-    host: str,
-    timeout: tuple[float, float],
-) -> str:
-    """The value of `Authorization` that answers a challenge for `scope` (`repository:<name>:pull,push`).
+@dataclass(frozen=True)
+class Asker:
+    """Who answers challenges: our `login` at the registry `host` (None: nobody), `timeout` as requests takes it."""
 
-    Raises `Unauthorized` where there is no login and one is needed, or the realm refuses; `AnswerInvalid` where the
-    realm is no safe address or answers no token.
-    """
-    if challenge.scheme == "basic":
-        if login is None:
-            raise Unauthorized(
-                f"{host} wants a password and none is known for it",
-                hint=f"`docker login {host}`; credentials are read from Docker's config.json",
-            )
-        return basic(login)
-    if challenge.scheme != "bearer" or "realm" not in challenge.parts:
-        raise AnswerInvalid(f"{host} wants authentication of a kind that is not known: {shown(challenge.scheme, 40)}")
-    return "Bearer " + _token(session, challenge, login, scope, host=host, timeout=timeout)
+    session: requests.Session
+    host: str
+    login: Login | None
+    timeout: tuple[float, float]
 
+    def answer(self, challenge: Challenge, scope: str) -> str:
+        """The value of `Authorization` that answers a challenge for `scope` (`repository:<name>:pull,push`).
 
-def _token(
-    session: requests.Session,
-    challenge: Challenge,
-    login: Login | None,
-    scope: str,
-    *,
-    host: str,
-    timeout: tuple[float, float],
-) -> str:
-    realm = challenge.parts["realm"]
-    try:
-        place = urlsplit(realm)
-    except ValueError as error:
-        raise AnswerInvalid(f"{host} names a token server that is no address: {shown(realm, 80)}") from error
-    if place.scheme != "https" and not (place.scheme == "http" and _same_loopback(place.hostname or "", host)):
-        raise AnswerInvalid(f"{host} sends passwords to {shown(realm, 80)}, which is not encrypted")
-    asked = {"service": challenge.parts.get("service", ""), "scope": scope}
-    if login is not None and login.identity_token:  # OAuth 2, as Docker's token server takes it
-        form = {"grant_type": "refresh_token", "refresh_token": login.identity_token, "client_id": _CLIENT, **asked}
-        response = session.post(realm, data=form, timeout=timeout, stream=True)
-    else:
+        Raises `Unauthorized` where there is no login and one is needed, or the realm refuses; `AnswerInvalid` where the
+        realm is no safe address or answers no token.
+        """
+        host = self.host
+        if challenge.scheme == "basic":
+            if self.login is None:
+                raise Unauthorized(
+                    f"{host} wants a password and none is known for it",
+                    hint=f"`docker login {host}`; credentials are read from Docker's config.json",
+                )
+            return basic(self.login)
+        if challenge.scheme != "bearer" or "realm" not in challenge.parts:
+            kind = shown(challenge.scheme, 40)
+            raise AnswerInvalid(f"{host} wants authentication of a kind that is not known: {kind}")
+        return "Bearer " + self._token(challenge, scope)
+
+    def _token(self, challenge: Challenge, scope: str) -> str:
+        realm = challenge.parts["realm"]
+        try:
+            place = urlsplit(realm)
+        except ValueError as error:
+            raise AnswerInvalid(f"{self.host} names a token server that is no address: {shown(realm, 80)}") from error
+        if place.scheme != "https" and not (place.scheme == "http" and _same_loopback(place.hostname or "", self.host)):
+            raise AnswerInvalid(f"{self.host} sends passwords to {shown(realm, 80)}, which is not encrypted")
+        asked = {"service": challenge.parts.get("service", ""), "scope": scope}
+        with self._asked(realm, asked) as response:
+            judge(response, (200,), f"a token for {scope}", place.netloc.rpartition("@")[2])
+            try:
+                value = json.loads(read(response, _MOST, self.timeout[1]))
+                return str(value.get("token") or value["access_token"])
+            except (ValueError, KeyError, AttributeError) as error:
+                raise AnswerInvalid(f"{shown(place.netloc, 80)} answered no token") from error
+
+    def _asked(self, realm: str, asked: Mapping[str, str]) -> requests.Response:
+        login = self.login
+        if login is not None and login.identity_token:  # OAuth 2, as Docker's token server takes it
+            form = {"grant_type": "refresh_token", "refresh_token": login.identity_token, "client_id": _CLIENT, **asked}
+            return self.session.post(realm, data=form, timeout=self.timeout, stream=True)
         headers = {"Authorization": basic(login)} if login is not None else {}
-        response = session.get(realm, params=asked, headers=headers, timeout=timeout, stream=True)
-    judge(response, (200,), f"a token for {scope}", place.netloc.rpartition("@")[2])
-    try:
-        value = json.loads(read(response, _MOST, timeout[1]))
-        return str(value.get("token") or value["access_token"])
-    except (ValueError, KeyError, AttributeError) as error:
-        raise AnswerInvalid(f"{shown(place.netloc, 80)} answered no token") from error
+        return self.session.get(realm, params=asked, headers=headers, timeout=self.timeout, stream=True)
 
 
 def _same_loopback(realm_host: str, host: str) -> bool:

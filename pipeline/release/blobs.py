@@ -15,12 +15,13 @@ import requests
 
 from pipeline.cache.finding import shown
 from pipeline.contract.digest import sha256_bytes, sha256_file
+from pipeline.contract.errors import PublishError
 
 from . import media
 from .bodies import blocks
 from .descriptors import Descriptor
 from .errors import AnswerInvalid, DigestMismatch
-from .patience import Patience
+from .patience import Passing, Patience
 from .transport import Transport, joined, scope_of
 
 _BLOB_LIMIT = 64 * 1024 * 1024  # bytes of a blob that is read into memory unless the caller says otherwise
@@ -79,6 +80,31 @@ class Blobs:
             self.patience.insist(lambda: self._upload(repository, blob, made))
         return made
 
+    def check_writable(self, repository: str) -> None:
+        """Begin an upload and cancel it: raises what a push would meet, such as `Refused` where one may only read."""
+
+        def begin() -> str:
+            with self._begun(repository, f"see whether {repository} may be pushed to") as response:
+                return joined(response, response.headers.get("Location", ""))
+
+        place, what = self.patience.insist(begin), "cancel an upload"
+        with (  # where that fails the registry forgets what nobody goes on with
+            contextlib.suppress(PublishError, Passing),
+            self._http.request("DELETE", place, scope=scope_of(repository, push=True), what=what, accept=(202, 204)),
+        ):
+            pass
+
+    def _begun(self, repository: str, what: str) -> contextlib.AbstractContextManager[requests.Response]:
+        """The answer to the request that begins an upload."""
+        return self._http.request(
+            "POST",
+            f"/v2/{repository}/blobs/uploads/",
+            scope=scope_of(repository, push=True),
+            what=what,
+            accept=(202,),
+            body=b"",
+        )
+
     def _fetch(self, repository: str, digest: str, out: IO[bytes], limit: int | None) -> None:
         def once() -> None:
             out.seek(0)
@@ -100,9 +126,7 @@ class Blobs:
 
     def _upload(self, repository: str, blob: bytes | Path, made: Descriptor) -> None:
         scope, what = scope_of(repository, push=True), f"push blob {made.digest[:19]}…"
-        with self._http.request(
-            "POST", f"/v2/{repository}/blobs/uploads/", scope=scope, what=what, accept=(202,), body=b""
-        ) as response:
+        with self._begun(repository, what) as response:
             place = _location(response, made.digest)
         with contextlib.ExitStack() as stack:
             body: bytes | IO[bytes]

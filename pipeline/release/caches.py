@@ -61,6 +61,7 @@ def push(
     root that must not be used, `TagTaken`, what signing raises, and what the registry raises.
     """
     if signer is not None:
+        sign.check_name(to)
         signer.open()
     with tempfile.TemporaryDirectory(prefix="push-") as temporary:
         clean = Path(temporary) / "root"
@@ -89,6 +90,7 @@ def pull(registry: Registry, source: Reference, out: Path, *, key: str = "") -> 
     `SignatureWrong`, `NotInRegistry`, `OutputExists`, and what the registry raises.
     """
     if key:
+        sign.check_name(source)
         sign.check_key(key)
     found = registry.manifest(source.repository, source.target)
     if found is None:

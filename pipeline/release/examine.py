@@ -48,9 +48,10 @@ _SPDX = "https://spdx.dev/Document"
 def examine(registry: Registry, reference: Reference, key: str = "", *, transparency_log: bool = False) -> Evidence:
     """Look for all of it. `key` is a public key (file or `env://NAME`); without one signatures are `unchecked`.
 
-    Raises `NotInRegistry`, `KeyUnusable`, `CosignMissing`, and what a registry that fails raises.
+    Raises `NotInRegistry`, `KeyUnusable`, `CosignMissing`, `ReferenceInvalid`, and what a registry that fails raises.
     """
     if key:
+        sign.check_name(reference)
         sign.check_key(key)
     pushed = read_image(registry, reference)
     look = _Look(registry, reference, pushed, key, transparency_log)

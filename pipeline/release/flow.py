@@ -26,6 +26,7 @@ from pipeline.versions import load
 
 from .annotate import notes_of, revision_of
 from .ask import Ask, inputs_of, names_of
+from .attach import Attachment
 from .attaching import Proofs
 from .cells import Cell
 from .faults import CachesOfAnother, TagsClash
@@ -70,7 +71,9 @@ class Release:
         self.cells = cells
         self.rows: dict[int, Row] = {}
         self._scanner: str | None = None
+        self._listed: dict[str, Attachment] = {}
         self._layout = Path()
+        self._log = Path()
 
     def summary(self) -> Summary:
         """What came of every cell; those that were not reached are `interrupted`."""
@@ -80,6 +83,7 @@ class Release:
     def run(self) -> None:
         """Release every cell. Raise what is wrong for all of them: no engine, no registry, tags that clash."""
         engine = self._engine()
+        self._log = log_file(cache_home(), "release")
         with (
             Registry(self.ask.place.registry) as registry,
             connected(engine) as client,
@@ -97,11 +101,22 @@ class Release:
                         self.rows[job.at] = self._skip(registry, job, there)
                     elif self.ask.dry_run:
                         self.rows[job.at] = Row(job.cell.title, "would push", image=self._expected(job))
-            for job in jobs:
-                if job.at not in self.rows:
-                    log.note(f"[{job.at + 1}/{len(self.cells)}] {job.cell.title}")
-                    with self._guarded(job.at, engine):
-                        self.rows[job.at] = self._one(registry, job)
+            for job in self._to_push(registry, [job for job in jobs if job.at not in self.rows]):
+                log.note(f"[{job.at + 1}/{len(self.cells)}] {job.cell.title}")
+                with self._guarded(job.at, engine):
+                    self.rows[job.at] = self._one(registry, job)
+
+    def _to_push(self, registry: Registry, jobs: Sequence[_Job]) -> Sequence[_Job]:
+        """Those jobs, unless nothing can be pushed to the repository: told before anything is tuned or built."""
+        if not jobs:
+            return jobs
+        try:
+            registry.check_writable(self.ask.place.repository)
+        except PipelineError as error:
+            log.fail(error)
+            self.rows.update({job.at: _failed(job.cell.title, error) for job in jobs})
+            return ()
+        return jobs
 
     def _engine(self) -> Engine:
         """An engine with the containerd store: only that keeps annotations and attestations."""
@@ -121,7 +136,7 @@ class Release:
                 yield
         except PipelineError as error:
             log.fail(error)
-            self.rows[at] = Row(title, "failed", why=error.message, hint=error.hint, code=int(error.exit_code))
+            self.rows[at] = _failed(title, error)
         except OSError as error:  # a full disk, a folder that is not ours
             why = f"{error.filename or 'a file'}: {error.strerror}"
             log.warn(f"{title}: {why}")
@@ -132,7 +147,6 @@ class Release:
     def _prepare(self, engine: Engine, client: DockerClient) -> Iterator[_Job]:
         """Every cell that can be prepared; the others get their rows."""
         home, probes = cache_home(), Probes()
-        logfile = log_file(home, "release")
         for at, (cell, request) in enumerate(self.cells):
             with self._guarded(at, engine):
                 if isinstance(request, PipelineError):
@@ -141,7 +155,7 @@ class Release:
                     why = "not compared: its base image is not in the engine yet"
                     self.rows[at] = Row(cell.title, "would push", why=why)
                     continue
-                prepared = prepare(request, engine, client, logfile, probes)
+                prepared = prepare(request, engine, client, self._log, probes)
                 journal = Journal(home, self.ask.place.name, inputs_of(self.ask, cell, request, prepared))
                 yield _Job(at, cell, request, prepared, names_of(cell, prepared), journal)
 
@@ -192,7 +206,7 @@ class Release:
 
     def _one(self, registry: Registry, job: _Job) -> Row:
         """Tune or take, bake, verify, push, attach, sign, tag."""
-        done = finish(job.request, job.prepared, Clock(), log_file(cache_home(), "release"))
+        done = finish(job.request, job.prepared, Clock(), self._log)
         give_name(done)
         _refuse_strangers(job, done.manifests)
         verdicts = proofs(done.verdict, read_verdicts(job.cell.verdicts))
@@ -205,7 +219,7 @@ class Release:
         place = self.ask.place.tagged(expand(self.ask.template_of(job.cell), names))
         notes = notes_of(done, job.journal.inputs, revision_of(self.ask.root), self.ask.own)
         scanner = self._scan(job)
-        beside = Proofs(self.ask.signer, self.ask.signed_by, scanned=bool(scanner))
+        beside = Proofs(self.ask.signer, self.ask.signed_by, scanned=bool(scanner), listed=self._listed)
         publisher = Publisher(registry, place, job.journal, notes, scanner, self._layout, beside)
         published = publisher.publish(done, verdicts)
         moved = move(registry, place, published.digest, tuple(expand(template, names) for template in self.ask.moves))
@@ -219,6 +233,10 @@ class Release:
         if self._scanner is None:
             self._scanner = available(job.prepared.client)
         return self._scanner
+
+
+def _failed(title: str, error: PipelineError) -> Row:
+    return Row(title, "failed", why=error.message, hint=error.hint, code=int(error.exit_code))
 
 
 def _base_is_here(client: DockerClient, request: Request) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pipeline.cache.finding import shown
 
@@ -13,11 +13,20 @@ from . import media
 from .descriptors import Descriptor, Manifest
 from .errors import AnswerInvalid, NotInRegistry
 from .reference import Reference
-from .registry import Registry
 
 # BuildKit's attestation storage: a manifest beside the image in the index, each layer one in-toto statement.
 _PREDICATE = "in-toto.io/predicate-type"
 _STATEMENT_LIMIT = 64 * 1024 * 1024  # bytes
+
+
+class Source(Protocol):
+    """What holds manifests and blobs: a `Registry`, or a layout on disk."""
+
+    def manifest(self, repository: str, reference: str) -> Manifest | None:
+        """The manifest of a tag or digest."""
+
+    def blob(self, repository: str, digest: str, *, limit: int = ...) -> bytes:
+        """A blob's bytes."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,7 @@ class Pushed:
         return self.top.digest
 
 
-def read_image(registry: Registry, reference: Reference) -> Pushed:
+def read_image(registry: Source, reference: Reference) -> Pushed:
     """Read an image's manifests and configs. Raises `NotInRegistry`, `AnswerInvalid` where it is no image."""
     top = registry.manifest(reference.repository, reference.target)
     if top is None:
@@ -82,7 +91,7 @@ def read_image(registry: Registry, reference: Reference) -> Pushed:
     return Pushed(reference, top, tuple(images))
 
 
-def statements(registry: Registry, reference: Reference, image: Image) -> dict[str, dict[str, Any]]:
+def statements(registry: Source, reference: Reference, image: Image) -> dict[str, dict[str, Any]]:
     """The in-toto statements that BuildKit attached to an image, by predicate type. Raises `AnswerInvalid`."""
     found: dict[str, dict[str, Any]] = {}
     for entry in image.attestations:
@@ -96,7 +105,7 @@ def statements(registry: Registry, reference: Reference, image: Image) -> dict[s
 
 
 def _image(
-    registry: Registry,
+    registry: Source,
     reference: Reference,
     manifest: Manifest,
     notes: Mapping[str, str],

@@ -19,7 +19,8 @@ from pipeline.contract.files import write_json
 @dataclass(frozen=True)
 class Entry:
     """`image` is the digest under which it was pushed, `config` its config digest, `tag` the tag that it is to get;
-    `done` once the tag stands, `signed_by` the sha256 of the public key that signed it by then.
+    `done` once the tag stands, `signed_by` the sha256 of the public key that signed it by then. `own`: it was built
+    here, or compared with what was built here.
     """
 
     image: str
@@ -27,6 +28,7 @@ class Entry:
     tag: str
     done: bool = False
     signed_by: str = ""
+    own: bool = False
 
 
 @dataclass(frozen=True)

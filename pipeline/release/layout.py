@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import media
-from .descriptors import Descriptor
+from .descriptors import Descriptor, Manifest
 from .faults import ExportBroken
 
 _KIND = "vnd.docker.reference.type"  # BuildKit's mark on the manifest of its attestations
@@ -39,6 +39,23 @@ class Content:
     def path(self, one: Descriptor) -> Path:
         """Where a blob or manifest lies."""
         return _blob(self.layout, one.digest)
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """What an image in a layout is made of, read as from a registry."""
+
+    content: Content
+
+    def manifest(self, _repository: str, reference: str) -> Manifest | None:
+        """The manifest or index of a digest that the image names."""
+        known = {one.digest: one for one in (self.content.top, *self.content.manifests)}
+        one = known.get(reference)
+        return Manifest(self.content.path(one).read_bytes(), one.media_type, one.digest) if one is not None else None
+
+    def blob(self, _repository: str, digest: str, *, limit: int = 0) -> bytes:  # noqa: ARG002 - a registry's is bounded
+        """A blob's bytes."""
+        return _blob(self.content.layout, digest).read_bytes()
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from . import media
 from .annotate import INPUTS
-from .journal import Journal
+from .journal import Entry, Journal
 from .names import Names, pattern
 from .reference import Reference
 from .registry import Registry
@@ -65,21 +65,20 @@ class Shelf:
         there = {one.artifact_type for one in self.registry.referrers(self.repository, top.digest)}
         if not there >= _NEEDED:
             return None
-        if self.signer is not None and not self._signed(self.signer, top.digest, journal):
+        if self.signer is not None and not self._signed(self.signer, tag, top.digest, journal):
             return None
         return There(tag, top.digest)
 
-    def _signed(self, signer: Signer, digest: str, journal: Journal) -> bool:
+    def _signed(self, signer: Signer, tag: str, digest: str, journal: Journal) -> bool:
         """Whether the key signed the image. cosign takes its time, so that its answer is kept in the journal."""
         if self.registry.resolve(self.repository, signature_tag(digest)) is None:
             return False
         entry = journal.read()
-        if entry is not None and entry.image != digest:
-            entry = None
-        if not self.signed_by or (entry is not None and entry.signed_by == self.signed_by):
+        if entry is None or entry.image != digest:
+            entry = Entry(digest, "", tag, done=True)
+        if not self.signed_by or entry.signed_by == self.signed_by:
             return True
         if not is_signed_by(self.registry, Reference(self.registry.host, self.repository, digest=digest), signer):
             return False
-        if entry is not None:
-            journal.write(replace(entry, signed_by=self.signed_by))
+        journal.write(replace(entry, signed_by=self.signed_by))
         return True

@@ -19,7 +19,7 @@ ATTESTATION_OF = "vnd.docker.reference.digest"
 
 # Artifact types of what is attached to an image; each blob has the media type beside it.
 AUTOTUNE = "application/vnd.tuned-image-pipeline.autotune.manifest.v1"
-AUTOTUNE_JSON = "application/vnd.tuned-image-pipeline.autotune.manifest.v1+json"
+AUTOTUNE_GZIP = "application/vnd.tuned-image-pipeline.autotune.manifest.v1.json+gzip"
 VERDICT = "application/vnd.tuned-image-pipeline.verdict.v1"
 VERDICT_JSON = "application/vnd.tuned-image-pipeline.verdict.v1+json"
 

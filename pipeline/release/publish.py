@@ -19,10 +19,11 @@ from pipeline.image.flow import Finished
 from .attaching import Proofs
 from .faults import ExportBroken, TagTaken
 from .journal import Entry, Journal
-from .layout import read_content
+from .layout import Content, read_content
 from .readback import Held, check, hold
 from .reference import Reference
 from .registry import Registry
+from .same import difference
 from .upload import upload
 
 
@@ -50,13 +51,16 @@ class Publisher:
         """Bring the image to its tag. Raise `TagTaken` before anything is pushed when the tag is another image's."""
         config = done.built.config_digest
         standing = self._standing(config)
+        own = standing is None or self._is_own(standing, done, config)
         held = standing or self._pushed(done, config)
         attached = self.proofs.attach(
             self.registry, self.place.at(held.top.digest), done, verdicts, done.prepared.builder.log
         )
         if standing is None:
             self._tag(held, config)
-        self.journal.write(Entry(held.top.digest, config, self.place.tag, done=True, signed_by=self.proofs.signed_by))
+        self.journal.write(
+            Entry(held.top.digest, config, self.place.tag, done=True, signed_by=self.proofs.signed_by, own=own)
+        )
         return Published(held.top.digest, new=standing is None or attached)
 
     def _standing(self, config: str) -> Held | None:
@@ -74,15 +78,29 @@ class Publisher:
             )
         return held
 
-    def _pushed(self, done: Finished, config: str) -> Held:
-        """The image at the registry without its tag: from an earlier run, or pushed now."""
-        repository = self.place.repository
-        entry = self.journal.read()
-        if entry is not None and entry.config == config:
-            held = hold(self.registry, repository, entry.image)
-            if held is not None and held.config == config:
-                log.note(f"pushed by an earlier run: {entry.image}")
-                return held
+    def _is_own(self, standing: Held, done: Finished, config: str) -> bool:
+        """Whether what the tag stands for is known to be what was built here.
+
+        A key vouches for nothing else: with one, raise `TagTaken` where it is not, and this key has not signed it yet.
+        """
+        there, entry = self.place.at(standing.top.digest), self.journal.read()
+        if entry is not None and entry.own and entry.image == there.digest:
+            return True
+        if self.proofs.signer is None:
+            return False
+        if self.proofs.signed(self.registry, there):
+            return True
+        why = difference(self.registry, there, self._exported(done, config))
+        if why:
+            raise TagTaken(
+                f"{self.place} stands for an image that this key has not signed, and that is not the one built here: "
+                f"{why}",
+                hint="whose is it? `pipeline attest verify` with their key tells; remove the tag, or take another",
+            )
+        return True
+
+    def _exported(self, done: Finished, config: str) -> Content:
+        """The verified image as BuildKit exports it. Raises `ExportBroken`."""
         with log.step("export the image with its provenance"):
             made = bake(done.prepared, done.keys, Export(self.layout, str(self.place), self.notes, self.scanner))
         content = read_content(self.layout, made.image_id)
@@ -91,17 +109,32 @@ class Publisher:
                 f"BuildKit exported config {content.config[:19]}…, what was verified is {config[:19]}…",
                 hint="something that the image is made of has changed meanwhile: run it again",
             )
+        return content
+
+    def _pushed(self, done: Finished, config: str) -> Held:
+        """The image at the registry without its tag: from an earlier run, or pushed now."""
+        repository = self.place.repository
+        entry = self.journal.read()
+        if entry is not None and entry.own and entry.config == config:
+            held = hold(self.registry, repository, entry.image)
+            if held is not None and held.config == config:
+                log.note(f"pushed by an earlier run: {entry.image}")
+                return held
+        content = self._exported(done, config)
         with log.step(f"push to {self.place.name}"):
             sent = upload(self.registry, repository, content)
         log.note(f"{sent:,} bytes of blobs had to be pushed")
         digest = content.top.digest
         held = check(hold(self.registry, repository, digest), digest, config, self.notes)
-        self.journal.write(Entry(digest, config, self.place.tag))
+        self.journal.write(Entry(digest, config, self.place.tag, own=True))
         return held
 
     def _tag(self, held: Held, config: str) -> None:
-        """Give the tag, unless somebody gave it to another image meanwhile."""
-        if self._standing(config) is None:
+        """Give the tag, unless somebody gave it away meanwhile."""
+        standing = self._standing(config)
+        if standing is not None and standing.top.digest != held.top.digest:
+            raise TagTaken(f"{self.place} was given to {standing.top.digest[:19]}… meanwhile", hint="run it again")
+        if standing is None:
             with log.step(f"tag {self.place}"):
                 top = held.top
                 self.registry.put_manifest(self.place.repository, self.place.tag, top.body, top.media_type)

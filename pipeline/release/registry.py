@@ -10,8 +10,7 @@ is one class of `errors`, all with exit code 8.
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -26,6 +25,7 @@ from .credentials import Credentials
 from .descriptors import Descriptor, Manifest
 from .patience import Patience
 from .reference import is_digest
+from .referrers import add_to_list, read_list
 from .transport import Transport, joined, scope_of
 
 __all__ = ["Descriptor", "Manifest", "Registry"]
@@ -90,10 +90,28 @@ class Registry(Blobs):
     def put_manifest(self, repository: str, reference: str, body: bytes, media_type: str) -> str:
         """Store a manifest under a tag or its digest, and return its digest.
 
-        Where it has a `subject` and the registry keeps no list of referrers itself (no `OCI-Subject` in its answer),
-        the list under the tag `sha256-<hex>` of the subject is kept up to date too. Raises `DigestMismatch`.
+        Where it has a `subject` and the registry keeps no list of referrers itself, the list under the tag
+        `sha256-<hex>` of the subject is kept up to date too. Raises `DigestMismatch`.
         """
-        digest = f"sha256:{sha256_bytes(body)}"
+        listed = self._put(repository, reference, body, media_type)
+        made = Manifest(body, media_type, f"sha256:{sha256_bytes(body)}")
+        subject = made.json().get("subject")
+        if isinstance(subject, dict) and not listed:
+            add_to_list(self, repository, str(subject["digest"]), [made.descriptor()])
+        return made.digest
+
+    def put_referrers(self, repository: str, subject: str, manifests: Sequence[Manifest]) -> None:
+        """Store manifests that all have the digest `subject` as their subject; a list is written once for all of them.
+
+        Raises `DigestMismatch`.
+        """
+        listed = [self._put(repository, one.digest, one.body, one.media_type) for one in manifests]
+        left = [one.descriptor() for one, known in zip(manifests, listed, strict=True) if not known]
+        if left:
+            add_to_list(self, repository, subject, left)
+
+    def _put(self, repository: str, reference: str, body: bytes, media_type: str) -> bool:
+        """Store one manifest; whether the registry lists what refers to others itself, and so says `OCI-Subject`."""
 
         def once() -> bool:
             with self._http.request(
@@ -108,14 +126,7 @@ class Registry(Blobs):
                 checked(body, response, reference)
                 return "OCI-Subject" in response.headers
 
-        listed = self.patience.insist(once)
-        subject = json.loads(body).get("subject")
-        if isinstance(subject, dict) and not listed:
-            from .referrers import add_to_list
-
-            made = Manifest(body, media_type, digest).descriptor()
-            add_to_list(self, repository, str(subject["digest"]), made)
-        return digest
+        return self.patience.insist(once)
 
     def tags(self, repository: str) -> tuple[str, ...]:
         """All tags of a repository, sorted; none where there is no such repository."""
@@ -129,8 +140,6 @@ class Registry(Blobs):
 
         From the registry's own list (OCI 1.1), else from the tag `sha256-<hex>` of older registries.
         """
-        from .referrers import read_list
-
         pages = list(self._pages(f"/v2/{repository}/referrers/{digest}", repository, f"list what refers to {digest}"))
         known = [p for p in pages if p.get("mediaType", media.INDEX) == media.INDEX and "manifests" in p]
         if known:

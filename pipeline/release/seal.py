@@ -41,14 +41,13 @@ def seal(
     found = registry.manifest(subject.repository, subject.digest)
     if found is None:
         raise NotInRegistry(f"there is no {subject}", hint="push it by digest first")
-    made = []
-    for one in attachments:
-        with talk.step(f"attach {one.title} to {subject.repository}"):
-            named = attach(registry, subject.repository, found.descriptor(), one)
+    titles = ", ".join(dict.fromkeys(one.title for one in attachments))
+    with talk.step(f"attach {titles} to {subject.repository}"):
+        made = attach(registry, subject.repository, found.descriptor(), attachments)
+        for one, named in zip(attachments, made, strict=True):
             if signer is not None and one.artifact_type not in _BOUND:
                 sign(registry, subject.at(named.digest), signer, log=log)
-        made.append(named)
     if signer is not None:
         with talk.step(f"sign {subject.repository}@{subject.digest[:19]}…"):
             sign(registry, subject, signer, log=log)
-    return tuple(made)
+    return made

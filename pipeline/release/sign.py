@@ -7,6 +7,7 @@ and the registry's login lies in a config.json of its own for the time that it r
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -14,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.cache.finding import shown
-from pipeline.contract.digest import sha256_file
+from pipeline.contract.digest import sha256_bytes
 from pipeline.run import ProcessFailed, ProgramMissing, find_program, run
 
 from .credentials import docker_config_for
-from .errors import CosignMissing, KeyUnusable, SigningFailed
+from .errors import CosignMissing, KeyUnusable, ReferenceInvalid, SigningFailed
 from .reference import Reference
 from .registry import Registry
 from .tls import folders, is_plain
@@ -26,6 +27,7 @@ from .tls import folders, is_plain
 PASSWORD = "COSIGN_PASSWORD"  # the variable's name, not a password  # noqa: S105
 _BY_VARIABLE = "env://"
 _TIMEOUT = 300.0  # seconds
+_SHORTEST = 2  # characters of a repository's name, by the library with which cosign reads it
 _HINT = (
     "Debian 13 has it: `apt-get install cosign` (on Debian 12 once `pipeline engine up` "
     "has added Debian 13's source, pinned); elsewhere it is one static program: put it on PATH"
@@ -55,8 +57,7 @@ class Signer:
         Returns the sha256 of its public key: which key it is.
         """
         self.check()
-        with _public_key(self) as public:
-            return sha256_file(public)
+        return sha256_bytes(_public_key(self).encode())
 
 
 def check_key(key: str) -> None:
@@ -75,6 +76,14 @@ def check_key(key: str) -> None:
         raise KeyUnusable(
             f"{shown(key)} is not a key file" if begun else f"there is no key file {shown(key)}",
             hint="`cosign generate-key-pair` makes cosign.key and cosign.pub",
+        )
+
+
+def check_name(reference: Reference) -> None:
+    """Raise `ReferenceInvalid` for a repository that cosign cannot name."""
+    if len(reference.repository) < _SHORTEST:
+        raise ReferenceInvalid(
+            f"{reference.name}: cosign takes no repository of one letter", hint="choose a longer name, or do not sign"
         )
 
 
@@ -124,23 +133,22 @@ def verify(registry: Registry, subject: Reference, key: str, *, transparency_log
 
 def is_signed_by(registry: Registry, subject: Reference, signer: Signer) -> bool:
     """Whether this key signed the digest of `subject`. Raises `CosignMissing` or `KeyUnusable`."""
-    with _public_key(signer) as public:
+    with tempfile.TemporaryDirectory(prefix="key-") as folder:
+        public = Path(folder) / "cosign.pub"
+        public.write_text(_public_key(signer), encoding="utf-8")
         return verify(registry, subject, str(public), transparency_log=signer.transparency_log) == ""
 
 
-@contextlib.contextmanager
-def _public_key(signer: Signer) -> Iterator[Path]:
-    """The public key of a private one, in a file for as long as it is needed. Raises `KeyUnusable`."""
-    with tempfile.TemporaryDirectory(prefix="key-") as folder:
-        public = Path(folder) / "cosign.pub"
-        command = [_cosign(), "public-key", f"--key={signer.key}", f"--outfile={public}"]
-        try:
-            run(command, env=_secrets(signer.key), capture=True, timeout=_TIMEOUT)
-        except ProcessFailed as error:
-            raise KeyUnusable(
-                f"cosign cannot use {shown(signer.key)}: {_last(error)}", hint=f"is {PASSWORD} its password?"
-            ) from error
-        yield public
+@functools.cache
+def _public_key(signer: Signer) -> str:
+    """The public key of a private one, asked of cosign once. Raises `KeyUnusable`."""
+    try:
+        command = [_cosign(), "public-key", f"--key={signer.key}"]
+        return run(command, env=_secrets(signer.key), capture=True, timeout=_TIMEOUT).stdout
+    except ProcessFailed as error:
+        raise KeyUnusable(
+            f"cosign cannot use {shown(signer.key)}: {_last(error)}", hint=f"is {PASSWORD} its password?"
+        ) from error
 
 
 def _by_variable(key: str) -> bool:

@@ -129,10 +129,8 @@ class Transport:
         header = response.headers.get("WWW-Authenticate", "")
         if not header:
             return False
-        login = self._credentials.login(self.host)
-        new = auth.answer(
-            self._session, auth.Challenge.parse(header), login, scope, host=self.host, timeout=self._timeout
-        )
+        asker = auth.Asker(self._session, self.host, self._credentials.login(self.host), self._timeout)
+        new = asker.answer(auth.Challenge.parse(header), scope)
         again = self._authorizations.get(scope) == new
         self._authorizations[scope] = new
         return not again

@@ -18,5 +18,6 @@ def upload(registry: Registry, repository: str, content: Content) -> int:
     missing = [one for one, has in zip(content.blobs, there, strict=True) if not has]
     together(lambda one: registry.put_blob(repository, content.path(one), one.media_type), missing, _AT_ONCE)
     for one in (*content.manifests, content.top):
-        registry.put_manifest(repository, one.digest, content.path(one).read_bytes(), one.media_type)
+        if registry.resolve(repository, one.digest) is None:
+            registry.put_manifest(repository, one.digest, content.path(one).read_bytes(), one.media_type)
     return sum(one.size for one in missing)

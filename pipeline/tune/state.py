@@ -12,22 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.contract.digest import sha256_json
 from pipeline.contract.errors import UsageError
-from pipeline.contract.files import write_json
 from pipeline.contract.manifest import Covered
 from pipeline.contract.plan import OpPlan, Plan
 
-from .agreement import Held, RankResult, merge
-from .strategy import INDEPENDENT
-
-if TYPE_CHECKING:
-    from .session import Session
+from .agreement import Held
 
 SCHEMA = 1
 _LIMIT = 64 << 20  # bytes of a file
@@ -113,38 +108,6 @@ def _read(path: Path) -> dict[str, Any]:
         if (held.runner, held.tactic) != (row.runner, row.tactic) or row.candidates < 1:
             raise ValueError(f"its row for {row.bucket} tokens is not what its entry says")
     return {**body, "ended": str(body["ended"])}
-
-
-def keep(session: Session, index: int, buckets: Sequence[int], gather: Callable[[Any], list[Any]]) -> None:
-    """Write the finished buckets of an op, once the ranks that measured it agree; the first of them writes.
-
-    Raises `CoverageMissing` where the tuning left a hole and `TacticsDiffer` where ranks chose differently, which
-    would otherwise be found at the end. Independent ranks keep nothing: what they choose is worth nothing until all
-    have chosen.
-    """
-    from . import flashinfer_api
-    from .coverage import cover
-    from .session import now
-
-    place = session.options.state
-    if place is None or session.strategy.name == INDEPENDENT:
-        return
-    op, rank = session.plan.ops[index], session.ranks.rank
-    part = replace(op, buckets=tuple(buckets))
-    rows = cover(session.tuner, session.plan, part, session.cases[index], session.measured)
-    held = flashinfer_api.entries(session.tuner)
-    mine = {row.entry: held[row.entry] for row in rows}
-    results: list[RankResult] = gather(RankResult(rank, mine, {index: sorted(mine)}))
-    merge(results, None)
-    if results[0].rank == rank:
-        body = {
-            "ended": now(),
-            "entries": {key: asdict(one) for key, one in mine.items()},
-            "covered": [asdict(row) for row in rows],
-            "blocked": [b for b in session.blocked if b["op"] == op.name and b["bucket"] in buckets],
-        }
-        name = f"{terms(session.plan, op, session.deciding())}-{sha256_json(list(buckets))[:8]}.json"
-        write_json(place / name, {"sha256": sha256_json(json.loads(json.dumps(body))), "body": body})
 
 
 def forget(place: Path | None, plan: Plan, deciding: Mapping[str, Any]) -> None:

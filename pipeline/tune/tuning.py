@@ -19,9 +19,9 @@ from .cpu_shim import cpu_clock
 from .guard import stops_rank
 from .inputs import seed_for
 from .judging.court import judge_op
+from .keeping import keep
 from .ops import adapter_of
 from .session import Session, holders
-from .state import keep
 from .strategy import LEADER, SHARDED, deal
 from .winners import prove
 

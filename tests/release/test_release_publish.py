@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,15 +50,22 @@ def put(place: Path, data: bytes, kind: str, **more: Any) -> dict[str, Any]:
     return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(data), **more}
 
 
-def exported(place: Path, cache: bytes, notes: dict[str, str], *, attested: bool = True) -> tuple[str, str]:
+def exported(
+    place: Path, cache: bytes, notes: dict[str, str], *, attested: bool = True, base: bytes = BASE, source: str = "ours"
+) -> tuple[str, str]:
     """Fill a layout as BuildKit does; the digests of its index and of the image's config."""
     gzip = "application/vnd.oci.image.layer.v1.tar+gzip"
     config = put(place, json.dumps({"cache": hashlib.sha256(cache).hexdigest()}).encode(), media.CONFIG)
-    layers = [put(place, BASE, gzip), put(place, cache, gzip)]
+    layers = [put(place, base, gzip), put(place, cache, gzip)]
     image = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": layers, "annotations": notes}
     entries = [put(place, json.dumps(image).encode(), MANIFEST, platform={"os": "linux", "architecture": "amd64"})]
     if attested:
-        said = put(place, b'{"predicateType": "https://slsa.dev/provenance/v0.2"}', "application/vnd.in-toto+json")
+        statement = {
+            "predicateType": "https://slsa.dev/provenance/v0.2",
+            "predicate": {"source": source, "metadata": {"buildStartedOn": time.time_ns()}},
+        }
+        notes_of_it = {"in-toto.io/predicate-type": statement["predicateType"]}
+        said = put(place, json.dumps(statement).encode(), "application/vnd.in-toto+json", annotations=notes_of_it)
         value = {"schemaVersion": 2, "mediaType": MANIFEST, "config": put(place, b"{}", media.CONFIG), "layers": [said]}
         kind = {
             "vnd.docker.reference.type": "attestation-manifest",
@@ -248,6 +256,42 @@ def test_an_image_that_another_key_signed_does_not_count_as_released(
     assert found(old).digest == first.digest, "both signatures are there, and cosign is asked for the old one"
     monkeypatch.setattr(lookup, "is_signed_by", None)
     assert found(old).digest == first.digest, "what cosign said is remembered"
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ({"base": b"other blobs than the config says"}, "its layers are other blobs"),
+        ({"source": "theirs"}, "its provenance tells of another build"),
+        ({"notes": {"org.opencontainers.image.title": "theirs"}}, "its annotations say something else"),
+        ({}, ""),
+    ],
+    ids=["layers", "provenance", "annotations", "the same"],
+)
+def test_what_somebody_else_put_under_the_tag_is_signed_only_when_it_is_the_same(
+    bench: Bench, programs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: dict[str, Any], why: str
+) -> None:
+    """The same config digest says nothing of blobs, annotations and provenance: whoever may push can choose those."""
+    monkeypatch.setenv("COSIGN_PASSWORD", samples.KEY_PASSWORD)
+    signer = Signer(str(samples.key_pair(tmp_path / "key")[0]))
+    bench.proofs = Proofs(signer, signer.open(), scanned=True)
+    notes = {**bench.notes, "org.opencontainers.image.revision": "another commit", **what.pop("notes", {})}
+    place = tmp_path / "theirs"
+    content = read_content(place, exported(place, b"a cache", notes, **what)[0])
+    upload(bench.registry, bench.place.repository, content)
+    bench.registry.put_manifest(bench.place.repository, TAG, content.path(content.top).read_bytes(), INDEX)
+    if not why:
+        assert bench.publish(b"a cache").digest == content.top.digest
+        assert (bench.publish(b"a cache").new, bench.exports) == (False, 1), "it is compared once"
+        return
+    with pytest.raises(TagTaken, match=why):
+        bench.publish(b"a cache")
+    assert bench.registry.tags(bench.place.repository) == (TAG,), "neither a signature nor a list of attachments"
+    bench.proofs = Proofs(scanned=True)
+    bench.publish(b"a cache")  # without a key nothing is vouched for
+    bench.proofs = Proofs(signer, signer.open(), scanned=True)
+    with pytest.raises(TagTaken, match=why):
+        bench.publish(b"a cache")
 
 
 def test_a_tag_without_provenance_is_neither_signed_nor_taken(bench: Bench) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from release_registries import PASSWORD, USER, auth_of, command, free_port
+from release_registries import PASSWORD, USER, auth_of, command, free_port, running
 
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.exits import Exit
@@ -366,3 +366,20 @@ def test_what_a_refusal_says_is_not_waited_for(faulty, monkeypatch):
     with Registry(faulty.host, NOBODY, QUICK) as registry, pytest.raises(errors.NotInRegistry, match="answered 404"):
         registry.blob("slow/one", "sha256:" + "0" * 64)
     assert time.monotonic() - began < 5
+
+
+def test_a_registry_that_one_may_only_read_is_noticed_without_pushing(programs, faulty, tmp_path):
+    reading = {"storage": {"filesystem": {"rootdirectory": str(tmp_path / "data")},
+                           "maintenance": {"readonly": {"enabled": True}}}}  # fmt: skip
+    refused = pytest.raises(errors.Refused, match="may be pushed to")
+    with running(tmp_path, reading) as one, Registry(one.host, NOBODY, QUICK) as registry, refused:
+        registry.check_writable("some/where")
+    with Registry(faulty.host, NOBODY, QUICK) as registry:
+        registry.check_writable("probe/fine")
+        assert [(seen.method, seen.size) for seen in faulty.seen] == [("POST", 0), ("DELETE", 0)]
+        assert registry.tags("probe/fine") == ()
+        faulty.fail(method="DELETE", status=500)  # then the registry forgets the upload in time
+        registry.check_writable("probe/fine")
+        faulty.fail(method="POST", status=507)
+        with pytest.raises(errors.RegistryFull):
+            registry.check_writable("probe/fine")

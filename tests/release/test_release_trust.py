@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -71,7 +72,7 @@ def test_sealed_verified_and_read_by_others(plain, keys, pipeline, tmp_path):
     assert set(kinds) == {media.AUTOTUNE, media.VERDICT, media.CYCLONEDX}
     pulled = tmp_path / "pulled"
     command("oras", "pull", "--plain-http", "-o", pulled, kinds[media.AUTOTUNE]["reference"])
-    assert (pulled / "manifest.json").read_bytes() == sample.autotune
+    assert gzip.decompress((pulled / "manifest.json.gz").read_bytes()) == sample.autotune
     raw = samples.inspect(f"{plain.host}/trust/whole@{kinds[media.VERDICT]['digest']}")
     assert raw["subject"]["digest"] == sample.reference.digest and raw["config"]["mediaType"] == media.EMPTY
 
@@ -112,10 +113,8 @@ def test_what_others_attached_or_signed_does_not_count(plain, keys, pipeline, tm
         sample = samples.push(registry, "trust/others", tmp_path, provenance="sha256:" + "0" * 64)
         other = samples.push(registry, "trust/others", tmp_path, tactic=5)
         seal(registry, sample.reference, [attach.autotune(other.autotune)], Signer(str(stranger)))
-        for one in everything(sample, "autotune"):
-            attach.attach(
-                registry, "trust/others", registry.manifest("trust/others", sample.reference.digest).descriptor(), one
-            )
+        subject = registry.manifest("trust/others", sample.reference.digest).descriptor()
+        attach.attach(registry, "trust/others", subject, everything(sample, "autotune"))
     found = states(pipeline("attest", "verify", sample.reference, "--key", public, "--json"))
     assert found["signature"][0] == "wrong"
     assert found["provenance"] == ("wrong", "its subject is another image")
@@ -132,7 +131,7 @@ def test_what_was_moved_here_from_another_image_does_not_count(plain, keys, pipe
         seal(registry, sample.reference, everything(sample, "sbom"), Signer(str(private)))
         seal(registry, other.reference, [attach.sbom(SBOM)], Signer(str(private)))
         for one in registry.referrers("trust/moved", other.reference.digest):
-            add_to_list(registry, "trust/moved", sample.reference.digest, one)
+            add_to_list(registry, "trust/moved", sample.reference.digest, [one])
     found = states(pipeline("attest", "verify", sample.reference, "--key", public, "--json"))
     assert found["sbom"][0] == "wrong" and f"it is of {other.reference.digest}" in found["sbom"][1]
     assert {state for name, (state, _) in found.items() if name != "sbom"} == {"ok"}
@@ -146,6 +145,9 @@ def test_junk_among_the_attachments_is_an_answer_and_no_traceback(plain, pipelin
             for kind in (media.VERDICT, media.CYCLONEDX, media.AUTOTUNE)
             for content in (b"\xff", b"[]", b"[" * 100_000, b'{"schema": 1}')
         ]
+        endless = gzip.compress(b"{" * (65 << 20), 1)
+        for content in (b"\xff", gzip.compress(sample.autotune)[:-9], endless):
+            junk.append(attach.Attachment(media.AUTOTUNE, media.AUTOTUNE_GZIP, content, "junk.gz"))
         seal(registry, sample.reference, junk)
     found = states(pipeline("attest", "verify", sample.reference, "--json"))
     assert found["verdict"][0] == found["sbom"][0] == "wrong" and found["autotune"][0] == "missing"

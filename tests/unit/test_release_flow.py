@@ -17,7 +17,7 @@ from pipeline.engine.errors import NoEngine, StoreDiffers
 from pipeline.release import flow
 from pipeline.release.ask import Ask, place_from
 from pipeline.release.cells import Cell
-from pipeline.release.errors import RegistrySilent, Unauthorized
+from pipeline.release.errors import Refused, RegistrySilent, Unauthorized
 from pipeline.release.faults import CachesOfAnother, TagsClash
 from pipeline.release.lookup import Shelf, There
 from pipeline.release.names import TemplateInvalid
@@ -27,7 +27,15 @@ DIGEST = "sha256:" + "d" * 64
 
 
 class StubRegistry:
-    """A registry that holds nothing."""
+    """A registry that holds nothing; `refuses` is what it answers to who begins an upload."""
+
+    refuses: PipelineError | None = None
+    asked = 0
+
+    def check_writable(self, _repository: str) -> None:
+        StubRegistry.asked += 1
+        if self.refuses is not None:
+            raise self.refuses
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -73,6 +81,7 @@ def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(flow, "Registry", StubRegistry)
+    monkeypatch.setattr(StubRegistry, "asked", 0)
     monkeypatch.setattr(flow, "connected", lambda _engine: contextlib.nullcontext())
     monkeypatch.setattr(flow, "prepare", prepare)
     monkeypatch.setattr(flow.Release, "_engine", lambda _self: played.engine)
@@ -109,6 +118,21 @@ def test_a_failing_cell_stops_no_other(stage: Any) -> None:
     assert (rows[1].why, rows[1].hint) == ("it hung", "wait longer")
     assert rows[3].why == "/cache: No space left on device"
     assert run.summary().code == 8, "the codes differ"
+
+
+def test_a_registry_that_takes_nothing_is_told_before_any_work(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.there = {"b": There("t", DIGEST)}
+    monkeypatch.setattr(StubRegistry, "refuses", Refused("read-only", hint="ask its owner"))
+    run = release("a", "b", "c")
+    run.run()
+    assert (statuses(run), stage.done, run.summary().code) == (["failed", "skipped", "failed"], [], 8)
+    assert {(row.why, row.hint) for row in run.summary().rows if row.status == "failed"} == {
+        ("read-only", "ask its owner")
+    }
+    assert StubRegistry.asked == 1
+    release("b").run()
+    release("a", "b", dry_run=True).run()
+    assert StubRegistry.asked == 1, "who pushes nothing begins no upload"
 
 
 def test_an_error_of_the_engine_is_the_cells(stage: Any) -> None:

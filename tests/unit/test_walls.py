@@ -151,3 +151,29 @@ def test_exit_codes_are_unique_and_each_error_has_one() -> None:
     families = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.PipelineError)]
     assert len(families) > 5
     assert all(isinstance(family.exit_code, Exit) for family in families)
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    """Neither when they are loaded, nor later, nor for types alone."""
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+    left: dict[str, set[str]] = {}
+    for name, path in names.items():
+        package = name if path.stem == "__init__" else name.rpartition(".")[0]
+        left[name] = set(modules(path, package.split("."), set(names))) - {name}
+    while leaves := {name for name, used in left.items() if not used & set(left)}:
+        left = {name: used for name, used in left.items() if name not in leaves}
+    while roots := set(left) - {one for used in left.values() for one in used}:
+        left = {name: used for name, used in left.items() if name not in roots}
+    assert not left, f"in a circle: {', '.join(sorted(left))}"
+
+
+def modules(path: Path, package: list[str], known: set[str]) -> Iterator[str]:
+    """The modules of ours that a file imports: of `from . import x` it is x."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            inner = [f"{base}.{alias.name}" for alias in node.names]
+            yield from (one if one in known else base for one in inner)
