@@ -1,9 +1,10 @@
 """Tests that run the real tuner: ranks under torchrun, the real AutoTuner on CPU, in an interpreter that has both.
 
 What runs where: everything runs on the pinned FlashInfer; on the other one (PIPELINE_TUNE_OTHER) everything that its
-AutoTuner has a part in, which is all but what is marked `once` (plans that are refused unread, interrupts, damage to
-caches). Ranks are forked from an interpreter that has imported torch and FlashInfer (warm.py), which saves most of the
-time; the cache that most tests read, its replay and the killed ranks use processes that import for themselves.
+AutoTuner has a part in, which is all but what is marked `once` (plans that are refused unread, interrupts, ranks that
+stop or die, damage to caches, what ranks must agree on before FlashInfer is asked). Ranks are forked from an
+interpreter that has imported torch and FlashInfer (warm.py), which saves most of the time; the cache that most tests
+read, its replay and the killed ranks use processes that import for themselves.
 """
 
 from __future__ import annotations

@@ -80,6 +80,7 @@ def test_a_misfit_is_said_once_and_runs_on_defaults(run, tuned, tmp_path):
     assert out["refused"][0].startswith("no tuned cache is used")
 
 
+@pytest.mark.once
 def test_a_changed_file_is_refused_with_the_reasons(run, tuned, tmp_path):
     root, _ = tuned
     copy = tmp_path / "root"
@@ -93,6 +94,7 @@ def test_a_changed_file_is_refused_with_the_reasons(run, tuned, tmp_path):
     assert any("gpu" in line for line in out["refused"][1]) and any("sha256" in line for line in out["refused"][1])
 
 
+@pytest.mark.once
 def test_a_directory_that_is_no_key_ends_no_program(run, tuned, tmp_path):
     root, _ = tuned
     copy = tmp_path / "root"
@@ -105,6 +107,7 @@ def test_a_directory_that_is_no_key_ends_no_program(run, tuned, tmp_path):
     assert out["loaded"] == [None, None] and all(out["rights"]) and "a copy/" in said
 
 
+@pytest.mark.once
 def test_a_key_may_be_named(run, tuned):
     root, _ = tuned
     out, _ = run(root, root, key="ffff", require=True)

@@ -64,6 +64,7 @@ def test_independent_ranks_that_differ_are_refused(
     assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "ranks.log"]
 
 
+@pytest.mark.once
 def test_independent_ranks_that_agree_are_taken(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
     done = tune(tuner, make_plan(), tmp_path, "--strategy", "independent", fault="steady_clock")
     assert done.status == 0, done.stderr

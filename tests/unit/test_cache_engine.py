@@ -222,7 +222,7 @@ ANY = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=ANY, data=st.data())
 def test_any_value_anywhere_in_an_engine_s_key_is_answered(tmp_path_factory, value, data):
     """Explained, judged, and offered at start: a finding or a miss, never a traceback, nothing outside the copy."""
@@ -248,7 +248,7 @@ def test_any_value_anywhere_in_an_engine_s_key_is_answered(tmp_path_factory, val
     assert sorted(p.name for p in root.iterdir()) == ["root", "tmp"]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_to_an_engine_s_files_is_found(tmp_path_factory, data):
     root = tmp_path_factory.mktemp("fuzz")

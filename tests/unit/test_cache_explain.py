@@ -280,7 +280,7 @@ def test_the_processor_is_parsed_on_both_machines():
     assert parse_cpu("") == {}
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300))
 def test_any_bytes_are_explained_without_a_traceback(capsys, tmp_path, data):
     path = tmp_path / "any.json"
@@ -291,7 +291,7 @@ def test_any_bytes_are_explained_without_a_traceback(capsys, tmp_path, data):
     assert run(capsys, path)[0] == code
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_to_a_baked_key_is_explained_without_a_traceback(capsys, tmp_path_factory, data):
     root = tmp_path_factory.mktemp("fuzz")
@@ -303,7 +303,7 @@ def test_any_damage_to_a_baked_key_is_explained_without_a_traceback(capsys, tmp_
     assert run(capsys, root)[0] in (0, 7)
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=4), lambda i: st.lists(i, max_size=3) |
                     st.dictionaries(st.text(max_size=4), i, max_size=3), max_leaves=6), st.data())  # fmt: skip
 def test_any_value_anywhere_in_a_manifest_is_explained(capsys, tmp_path_factory, value, data):

@@ -211,7 +211,7 @@ _json = st.recursive(
 _names = st.sampled_from(["_metadata", "_records", "_generation", KEY, "x"]) | st.text(max_size=8)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_answered(data):
     answer = judge_source(data, HERE)
@@ -220,7 +220,7 @@ def test_any_bytes_are_answered(data):
         str(found).encode("utf-8")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.dictionaries(_names, _json, max_size=6), st.dictionaries(st.sampled_from(list(HERE)), st.text(), max_size=6))
 def test_any_json_is_answered(value, environment):
     answer = judge_source(json.dumps(value).encode(), environment)
@@ -231,7 +231,7 @@ def test_any_json_is_answered(value, environment):
         assert "\n" not in str(found) and "\033" not in str(found)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_damage_to_a_real_file_is_answered(data):
     real = (CASES / "h200_real.json").read_bytes()
@@ -269,7 +269,7 @@ def test_what_is_no_key_is_none(text):
     assert isinstance(op_and_runner(text), tuple)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.text() | st.lists(st.sampled_from(list("()[],'\"\\ 19.-a\n")), max_size=40).map("".join))
 def test_any_string_may_be_a_key(text):
     parse_key(text)
@@ -280,7 +280,7 @@ _extra = st.integers() | st.text()
 _shape = st.lists(st.integers(-1, 1 << 20), max_size=4).map(tuple)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.text(),
     st.text(),

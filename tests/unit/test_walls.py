@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,20 @@ def room(path: Path) -> str:
     return parts[0].removesuffix(".py")
 
 
-def imported(path: Path) -> Iterator[tuple[str, int]]:
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def imported(path: Path) -> tuple[tuple[str, int], ...]:
     """Absolute dotted names that a file imports, anywhere in it, with their lines."""
+    return tuple(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[tuple[str, int]]:
     package = ["pipeline", *path.relative_to(PACKAGE).parts[:-1]]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -91,7 +102,7 @@ def test_one_module_starts_processes() -> None:
     ]
     calls = []
     for path in (p for p in FILES if p != PACKAGE / "beside.py"):  # copies this process, and starts no program
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             starts = isinstance(node, ast.Attribute) and ast.unparse(node).startswith(
                 ("os.system", "os.popen", "os.fork", "os.spawn", "os.posix_spawn")
             )
@@ -106,7 +117,7 @@ def test_only_main_modules_exit() -> None:
     for path in FILES:
         if path.name == "__main__.py" or path == PACKAGE / "beside.py":  # the copy that it makes must end there
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         guarded: set[int] = set()
         for node in tree.body:  # what stands under `if __name__ == "__main__":` is a main module's last line
             if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
@@ -122,7 +133,7 @@ def test_only_main_modules_exit() -> None:
 def test_pydantic_is_imported_lazily_and_on_the_host_alone() -> None:
     wrong = []
     for path in FILES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         for node in tree.body:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
