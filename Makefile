@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 TUNE_VENV := .venv-tune
 PIPELINE = $(VENV)/bin/python -m pipeline
+PYTEST = $(VENV)/bin/python -m pytest -q
 TUNE_TESTS = PIPELINE_TUNE_PYTHON=$(CURDIR)/$(TUNE_VENV)/bin/python PIPELINE_TUNE_OTHER=$(CURDIR)/$(TUNE_VENV)/other
 
 # Values reach the commands through the environment, never through the text of a recipe: no shell reads them.
@@ -92,19 +93,20 @@ lint: $(VENV)/ready ## ruff and mypy
 	@$(VENV)/bin/python -m ruff check . && $(VENV)/bin/python -m ruff format --check . && $(VENV)/bin/python -m mypy
 
 test-unit: $(VENV)/ready ## tests without network and engine
-	@$(VENV)/bin/python -m pytest -q tests/unit
+	@$(PYTEST) tests/unit
 
 test-tune: $(VENV)/ready $(TUNE_VENV)/ready ## the real AutoTuner on CPU ranks, without an engine
-	@$(TUNE_TESTS) $(VENV)/bin/python -m pytest -q tests/tune
+	@$(TUNE_TESTS) $(PYTEST) tests/tune
 
 test-engine: $(VENV)/ready ## tests against the real Docker Engine, which they start
-	@$(VENV)/bin/python -m pytest -q tests/engine
+	@$(PYTEST) tests/engine
 
 test-release: $(VENV)/ready ## tests against a real registry, which they install and start
-	@$(VENV)/bin/python -m pytest -q tests/release
+	@$(PYTEST) tests/release
 
+# Two processes. Tests that share an engine or a registry stay together (tests/conftest.py), the others go where there is room.
 test: $(VENV)/ready $(TUNE_VENV)/ready ## all tests that this machine can run
-	@$(TUNE_TESTS) $(VENV)/bin/python -m pytest -q tests/unit tests/tune tests/engine tests/release
+	@$(TUNE_TESTS) $(PYTEST) --numprocesses 2 --dist loadscope --durations 25 tests/engine tests/release tests/tune tests/unit
 
 bench: $(VENV)/ready ## figures of speed and memory
 	@$(VENV)/bin/python -m bench

@@ -2,7 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+from typing import Any
+
 import pytest
+
+# Engine tests that share no image with the others: they have engines of their own, or ask the engine for outlines alone.
+APART = {"test_engine_lifecycle.py", "test_release.py", "test_versions_bake.py", "test_versions_outline.py"}
+
+
+def together(nodeid: str) -> str:
+    """What must run in one process when `make test` runs two, or a test's own id where it may run anywhere.
+
+    The engine's tests share the engine, the names of its images, and images that take minutes to build; the registry
+    tests share registries.
+    """
+    path = PurePath(nodeid.partition("::")[0])
+    if "engine" in path.parts:
+        return "apart" if path.name in APART else "engine"
+    return "release" if "release" in path.parts else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal tests out by `together`; with pytest 9.2 the group marks of pytest-xdist 3.8 group nothing."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return together(nodeid)
+
+    return Together(config, log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,6 +17,8 @@ import pytest
 from pipeline.engine import Engine, ensure
 from pipeline.engine.errors import NoEngine
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 @pytest.fixture(scope="session")
 def engine() -> Engine:
@@ -29,7 +31,6 @@ def engine() -> Engine:
         raise
 
 
-ROOT = Path(__file__).resolve().parents[2]
 NAME = "tuned-test/tiny:two"
 
 

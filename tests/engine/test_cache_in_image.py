@@ -23,17 +23,8 @@ pytestmark = pytest.mark.engine
 NAME = "tuned-test/caches"
 
 
-@pytest.fixture(scope="module")
-def client(engine):
-    from pipeline.engine import connect
-
-    made = connect(engine)
-    yield made
-    made.close()
-
-
 @pytest.fixture
-def pipeline(engine):
+def ask(engine):
     import os
 
     def run(*words):
@@ -75,13 +66,13 @@ def env_file(tmp_path, **change):
     return path
 
 
-def test_an_image_of_two_gpus_is_explained_for_each(pipeline, image, client, tmp_path):
+def test_an_image_of_two_gpus_is_explained_for_each(ask, image, client, tmp_path):
     for gpu in ("NVIDIA H200", "NVIDIA H100 80GB HBM3"):
         samples.write(tmp_path / "root", gpu)
     name = image(tmp_path / "root")
     before = len(client.containers.list(all=True))
     for gpu, code in (("NVIDIA H200", 0), ("NVIDIA H100 80GB HBM3", 0), ("NVIDIA B200", 7)):
-        done = pipeline("explain", name, "--env", env_file(tmp_path, gpu=gpu), "--json")
+        done = ask("explain", name, "--env", env_file(tmp_path, gpu=gpu), "--json")
         assert done.returncode == code, done.stderr
         assert json.loads(done.stdout)["verdict"] == ("ok" if code == 0 else "refused")
         assert len(json.loads(done.stdout)["keys"]) == 2
@@ -97,57 +88,55 @@ def test_an_image_of_two_gpus_is_explained_for_each(pipeline, image, client, tmp
         (lambda path: path.rename(path.with_name("0" * 64)), "own inputs give the key"),
     ],
 )
-def test_a_damaged_image_is_refused_and_nothing_is_exported(pipeline, image, tmp_path, damage, expected):
+def test_a_damaged_image_is_refused_and_nothing_is_exported(ask, image, tmp_path, damage, expected):
     damage(samples.write(tmp_path / "root", "NVIDIA H200"))
     name = image(tmp_path / "root")
-    done = pipeline("explain", name, "--env", env_file(tmp_path), "--json")
+    done = ask("explain", name, "--env", env_file(tmp_path), "--json")
     assert done.returncode == 7 and expected in json.loads(done.stdout)["because"]
-    assert pipeline("cache", "export", name, tmp_path / "out").returncode == 7
+    assert ask("cache", "export", name, tmp_path / "out").returncode == 7
     assert not (tmp_path / "out").exists()
 
 
-def test_links_in_an_image_are_refused_by_name(pipeline, image, tmp_path):
+def test_links_in_an_image_are_refused_by_name(ask, image, tmp_path):
     samples.write(tmp_path / "root", "NVIDIA H200")
     link = tarfile.TarInfo(f"{CACHE_ROOT.lstrip('/')}/link")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-    done = pipeline("explain", image(tmp_path / "root", link))
+    done = ask("explain", image(tmp_path / "root", link))
     assert done.returncode == 7 and "is a link to /etc/passwd" in done.stderr
 
 
-def test_an_image_without_a_cache_and_one_that_keeps_it_elsewhere(pipeline, image, tmp_path):
-    done = pipeline("explain", image(None))
+def test_an_image_without_a_cache_and_one_that_keeps_it_elsewhere(ask, image, tmp_path):
+    done = ask("explain", image(None))
     assert done.returncode == 7 and f"the image has no {CACHE_ROOT}" in done.stderr
     samples.write(tmp_path / "root", "NVIDIA H200")
-    done = pipeline("explain", image(tmp_path / "root", changes=["ENV PIPELINE_AUTOTUNE_CACHE_DIR=/elsewhere"]))
+    done = ask("explain", image(tmp_path / "root", changes=["ENV PIPELINE_AUTOTUNE_CACHE_DIR=/elsewhere"]))
     assert done.returncode == 7 and "the image has no /elsewhere" in done.stderr
     for name in ("tuned-test/none", "Not A Name"):
-        done = pipeline("explain", name)
+        done = ask("explain", name)
         assert done.returncode == 2 and "no image in the engine" in done.stderr
 
 
-def test_export_and_diff_and_ls(pipeline, image, tmp_path):
+def test_export_and_diff_and_ls(ask, image, tmp_path):
     samples.write(tmp_path / "one", "NVIDIA H200")
     samples.write(tmp_path / "two", "NVIDIA H200", tactic=9)
     one, two = image(tmp_path / "one", tag="one"), image(tmp_path / "two", tag="two")
-    assert pipeline("cache", "export", one, tmp_path / "out").returncode == 0
+    assert ask("cache", "export", one, tmp_path / "out").returncode == 0
     assert check_root(tmp_path / "out")[1] == ()
-    assert pipeline("cache", "diff", one, tmp_path / "out").returncode == 0
-    assert pipeline("cache", "export", one, f"oci:{tmp_path}/oci").returncode == 0
-    assert pipeline("cache", "diff", one, f"oci:{tmp_path}/oci").returncode == 0
-    done = pipeline("cache", "diff", one, two, "--json")
+    assert ask("cache", "diff", one, tmp_path / "out").returncode == 0
+    assert ask("cache", "export", one, f"oci:{tmp_path}/oci").returncode == 0
+    assert ask("cache", "diff", one, f"oci:{tmp_path}/oci").returncode == 0
+    done = ask("cache", "diff", one, two, "--json")
     assert done.returncode == 3 and json.loads(done.stdout)["differing"] == 3
-    assert pipeline("cache", "merge", one, two, tmp_path / "merged").returncode == 7
-    rows = json.loads(pipeline("cache", "ls", one, "--json").stdout)
+    assert ask("cache", "merge", one, two, tmp_path / "merged").returncode == 7
+    rows = json.loads(ask("cache", "ls", one, "--json").stdout)
     assert [row["device"] for row in rows] == ["NVIDIA H200"]
 
 
-def test_a_tuned_image_is_explained_live(pipeline):
-    """The real record of a real container, the driver's whole path; builds tiny unless the store has it."""
-    name = "tuned-test/tiny:explain"
-    built = pipeline("image", "tiny", "--tp", "2", "--image", name)
-    assert built.returncode == 0, built.stderr
+def test_a_tuned_image_is_explained_live(built, pipeline):
+    """The real record of a real container, the driver's whole path."""
+    name = built["image"]
     done = pipeline("explain", name, "--live", "--json")
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)["keys"][0]
+    assert done.status == 0, done.stderr
+    answer = done.json()["keys"][0]
     assert answer["verdict"] == "ok" and answer["entries"] > 10 and answer["notes"] == []
-    assert pipeline("explain", name, "--live", "--startup-max-wait", "1").returncode not in (0, 2)
+    assert pipeline("explain", name, "--live", "--startup-max-wait", "1").status not in (0, 2)

@@ -20,7 +20,8 @@ def containers(client: Any) -> set[str]:
 
 
 def test_a_damaged_store_entry_is_tuned_again(pipeline: Any, home: Path, stored_root: Any, client: Any) -> None:
-    words = ("image", "tiny", "--tp", "2", "--buckets", "1,2", "--image", "tuned-test/tiny:mended", "--json")
+    small = ("--tp", "1", "--buckets", "1,2", "--judge", "off")
+    words = ("image", "tiny", *small, "--image", "tuned-test/tiny:mended", "--json")
     first = pipeline(*words)
     assert first.status == 0, first.stderr
     path = stored_root(home, first.json()) / first.json()["key"] / "autotune_configs.json"

@@ -18,6 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "tuned-test/tiny:two"
 ANYBODY = "65532:65532"
+SMALL = ("--tp", "2", "--buckets", "1,4", "--ops", "qkv", "--judge", "off")
 
 pytestmark = pytest.mark.engine
 
@@ -239,7 +240,8 @@ def test_an_image_without_a_cache_and_no_image_at_all(pipeline: Any, client: Any
 
 
 def test_only_the_plan_changed_no_wheel_is_installed_again(built: dict[str, Any], pipeline: Any, client: Any) -> None:
-    done = pipeline("image", "tiny", "--tp", "1", "--buckets", "1,2,4", "--image", "tuned-test/tiny:one", "--json")
+    words = ("--tp", "1", "--buckets", "1,2,4", "--judge", "off", "--image", "tuned-test/tiny:one", "--json")
+    done = pipeline("image", "tiny", *words)
     assert done.status == 0, done.stderr
     outcome = done.json()
     try:
@@ -262,7 +264,17 @@ def test_an_earlier_cache_is_taken_up_and_recorded(
     previous = tmp_path / "previous"
     shutil.copytree(stored, previous)
     done = pipeline(
-        "image", "tiny", "--tp", "2", "--previous", str(previous), "--image", "tuned-test/tiny:again", "--json"
+        "image",
+        "tiny",
+        "--tp",
+        "2",
+        "--judge",
+        "off",
+        "--previous",
+        str(previous),
+        "--image",
+        "tuned-test/tiny:again",
+        "--json",
     )
     assert done.status == 0, done.stderr
     try:
@@ -283,7 +295,7 @@ def test_ctrl_c_leaves_no_tag_and_no_container(
     ours = {"label": "tuned-image-pipeline"}
     before = {c.id for c in client.containers.list(all=True, filters=ours)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", "image", "tiny", "--tp", "2", "--retune", "--image", name],
+        [sys.executable, "-m", "pipeline", "image", "tiny", *SMALL, "--retune", "--image", name],
         cwd=ROOT,
         env={**os.environ, "DOCKER_HOST": engine.host, "XDG_CACHE_HOME": str(home)},
         stderr=subprocess.PIPE,

@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.engine
 
 BASE = "tuned-test/serving:base"
-SMALL = ("--tp", "2", "--buckets", "1,4", "--ops", "qkv")
+SMALL = ("--tp", "1", "--buckets", "1,4", "--ops", "qkv", "--judge", "off")
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def roots(pipeline: Any, serving: str) -> tuple[Path, Path]:
     """Two cache roots with different keys, tuned through the store."""
     made = []
     for buckets in ("1,4", "2,8"):
-        words = ("--tp", "2", "--buckets", buckets, "--ops", "qkv", "--base-image", serving)
+        words = ("--tp", "1", "--buckets", buckets, "--ops", "qkv", "--judge", "off", "--base-image", serving)
         done = pipeline("tune", "tiny", *words, "--json")
         assert done.status == 0, done.stderr
         made.append(Path(json.loads(done.stdout)["root"]))

@@ -51,7 +51,7 @@ def test_retune_replaces_the_cache_layer_alone(mine: dict[str, Any], pipeline: A
 
 
 def test_a_grafted_cache_is_one_more_layer(mine: dict[str, Any], pipeline: Any, client: Any) -> None:
-    small = ("--tp", "2", "--buckets", "1,4", "--ops", "qkv")
+    small = ("--tp", "1", "--buckets", "1,4", "--ops", "qkv", "--judge", "off")
     tuned = pipeline("tune", "tiny", *small, "--json")
     assert tuned.status == 0, tuned.stderr
     root, key = Path(tuned.json()["root"]), tuned.json()["key"]
@@ -92,7 +92,7 @@ def test_what_cannot_be_changed_is_refused_by_name(
         done = pipeline(*words)
         assert (done.status, "Traceback" in done.stderr) == (status, False), done.stderr
         assert said in done.stderr, done.stderr
-    tuned = pipeline("tune", "tiny", "--tp", "2", "--buckets", "1,4", "--ops", "qkv", "--json")
+    tuned = pipeline("tune", "tiny", "--tp", "1", "--buckets", "1,4", "--ops", "qkv", "--judge", "off", "--json")
     root = Path(tuned.json()["root"])
     done = pipeline("graft", base, str(root))
     assert done.status == 2, done.stderr

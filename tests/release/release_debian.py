@@ -7,12 +7,15 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from pipeline.engine import apt, osrelease, packages
 from pipeline.engine.errors import InstallFailed
+from pipeline.engine.lock import locked
+from pipeline.engine.places import places
 
 # program -> package; what Debian 12 lacks comes from Debian 13, by the source that the engine's packages come by
 PACKAGES = {
@@ -30,11 +33,17 @@ def ensure(*programs: str) -> None:
         pytest.skip(f"needs {', '.join(missing)}, and only root can install it")
     log = Path(tempfile.mkstemp(prefix="apt-", suffix=".log")[1])
     try:
-        packages.install(osrelease.here(), tuple(missing), log)
+        _install(missing, log)
     except InstallFailed as error:
         raise AssertionError(f"{error.message}\n" + "\n".join(error.details) + log.read_text()[-2000:]) from error
     assert apt.host_sources()
     assert [name for name in programs if shutil.which(name) is None] == []
+
+
+def _install(names: Sequence[str], log: Path) -> None:
+    """Install packages; not while another test process installs the engine's, whose lock this is."""
+    with locked(places().lock):
+        packages.install(osrelease.here(), tuple(names), log)
 
 
 def second_registry(folder: Path) -> Path:
@@ -45,9 +54,7 @@ def second_registry(folder: Path) -> Path:
     ensure("docker-registry")  # root, and Debian 13's source beside Debian 12's
     library = "golang-github-google-go-containerregistry-dev"
     if subprocess.run(["apt-cache", "show", library], capture_output=True, check=False).returncode != 0:
-        packages.install(
-            osrelease.here(), ("docker-registry",), folder / "apt.log"
-        )  # adds the source, updates the lists
+        _install(["docker-registry"], folder / "apt.log")  # adds the source, updates the lists
     told = subprocess.run(["apt-cache", "depends", "golang-go"], capture_output=True, text=True, check=True).stdout
     version = next(w for w in re.findall(r"Depends: golang-([0-9.]+)-go", told))
     packages_needed = [library, f"golang-{version}-go", f"golang-{version}-src"]

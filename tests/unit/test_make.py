@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,23 @@ def test_switches_know_no(value: str, on: bool, tmp_path: Path) -> None:
 def test_what_is_not_set_is_not_handed_on(tmp_path: Path) -> None:
     assert make(tmp_path, "image", "MODEL=tiny") == ["-m", "pipeline", "image", "tiny"]
     assert make(tmp_path, "plan", "MODEL=tiny", "TP=2") == ["-m", "pipeline", "plan", "tiny", "--tp", "2"]
+
+
+def test_what_shares_an_engine_stays_in_one_process(tmp_path: Path) -> None:
+    """Our dealing out is taken by the pytest and xdist that are pinned: one that is ignored is not told otherwise."""
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    code = "import os\ndef test_{}():\n    open('said', 'a').write('{} ' + os.environ['PYTEST_XDIST_WORKER'] + '\\n')\n"
+    for name in ("engine/test_image_tiny", "engine/test_retune", "engine/test_release", "release/test_a"):
+        path = tmp_path / "tests" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(code.format(number, name) for number in range(4)))
+    words = re.search(r"--numprocesses \d --dist \w+", (ROOT / "Makefile").read_text())
+    assert words
+    command = [sys.executable, "-m", "pytest", "-q", *words[0].split(), "tests"]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout
+    ran = {tuple(line.split()) for line in (tmp_path / "said").read_text().splitlines()}
+    workers = dict(ran)
+    assert len(ran) == len(workers) == 4, ran
+    assert workers["engine/test_image_tiny"] == workers["engine/test_retune"] != workers["engine/test_release"]
