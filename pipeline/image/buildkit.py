@@ -7,9 +7,10 @@ import re
 import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pipeline import log
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import BuildError
 from pipeline.contract.files import write_whole
@@ -21,11 +22,16 @@ from .pinned import pin_contexts
 
 # A line that a RUN step printed, in `--progress=plain`: "#12 3.456 text".
 _STEP_LINE = re.compile(r"#\d+ (?:\d+\.\d+ )(.*)")
+_LOST = "failed to stat lower snapshot"
 _ERROR_LINE = re.compile(r"(?:#\d+ )?ERROR: (.*)")
 
 
 class StageFailed(BuildError):
     """A stage did not build; the last lines of the failing step are the details."""
+
+
+class SnapshotLost(StageFailed):
+    """BuildKit cannot merge a linked copy over a base of which it built a part before (moby/buildkit#6977)."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +129,21 @@ class Builder:
         return [*words, str(self.empty)]
 
     def build(self, stage: Stage, *, on_line: Callable[[str], None] | None = None) -> Built:
-        """Build one stage; `on_line` sees what its RUN steps print. Raise `StageFailed`."""
+        """Build one stage; `on_line` sees what its RUN steps print. Raise `StageFailed`.
 
+        Where BuildKit has lost a snapshot that it merges linked copies over, a stage that is read back as files is
+        built with plain copies: the same files, in layers that nobody keeps. For an image that is `SnapshotLost`.
+        """
+        try:
+            return self._build(stage, on_line)
+        except SnapshotLost:
+            if stage.output is None:
+                raise
+            log.note("BuildKit has lost a snapshot of the base: built with plain copies instead")
+            plain = replace(self, dockerfile=self.dockerfile.replace(b"COPY --link ", b"COPY "))
+            return plain._build(stage, on_line)
+
+    def _build(self, stage: Stage, on_line: Callable[[str], None] | None) -> Built:
         said: deque[str] = deque(maxlen=20)
 
         def told(line: str) -> None:
@@ -139,6 +158,13 @@ class Builder:
             try:
                 run(self.command(stage, metadata), env=self.environment, log=self.log, on_line=told)
             except ProcessFailed as error:
+                if any(_LOST in line for line in error.details):
+                    raise SnapshotLost(
+                        f"stage {stage.target} did not build: BuildKit has lost a snapshot of the base",
+                        details=error.details,
+                        hint="empty its cache and build again: docker buildx prune --all --force",
+                        log=str(self.log),
+                    ) from error
                 raise StageFailed(
                     f"stage {stage.target} did not build: {_reason(said, error.details)}",
                     details=tuple(said) or error.details,

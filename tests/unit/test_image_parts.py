@@ -19,7 +19,7 @@ from pipeline.contract.errors import BuildError, PipelineError
 from pipeline.contract.places import CACHE_ROOT
 from pipeline.contract.plan import Layout, OpPlan, Plan
 from pipeline.image import contexts, store
-from pipeline.image.buildkit import Builder, Stage, StageFailed
+from pipeline.image.buildkit import Builder, SnapshotLost, Stage, StageFailed
 from pipeline.image.closures import TorchNotForCpu, refuse_cuda
 from pipeline.image.contain import Sandbox
 from pipeline.image.device import DeviceUnknown, processor
@@ -220,6 +220,28 @@ def test_a_failed_stage_says_the_builder_s_own_reason(tmp_path: Path, monkeypatc
         Builder({}, b"FROM a\n", tmp_path, tmp_path, tmp_path / "log").build(Stage("runtime", {}))
     assert isinstance(caught.value, BuildError)
     assert any("no torch" in line for line in caught.value.details)
+
+
+def test_a_snapshot_that_buildkit_lost_is_gone_round_for_files_and_told_for_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """BuildKit's words are those of Engine 26.1.5 with the containerd store."""
+    fake = tmp_path / "bin"
+    fake.mkdir()
+    (fake / "docker").write_text(
+        '#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" != --file ] || file=$2; shift; done\n'
+        'grep -q "COPY --link" "$file" || exit 0\n'
+        "echo '#16 ERROR: failed to apply diffs: 1 error occurred:'\n"
+        "echo '\t* failed to stat lower snapshot o4vf: snapshot o4vf does not exist: not found'\nexit 1\n"
+    )
+    (fake / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake}:{os.environ['PATH']}")
+    builder = Builder({}, b"FROM a\nCOPY --link --from=b / /\n", tmp_path, tmp_path, tmp_path / "log")
+    builder.build(Stage("tuned", {}, output=tmp_path / "out"))
+    assert "plain copies" in capsys.readouterr().err
+    with pytest.raises(SnapshotLost, match="lost a snapshot of the base") as caught:
+        builder.build(Stage("final", {}))
+    assert int(caught.value.exit_code) == 5 and "docker buildx prune" in caught.value.hint
 
 
 def test_a_failure_in_the_stage_comes_back_with_each_rank_s_last_step(tmp_path: Path) -> None:
