@@ -118,30 +118,32 @@ def used_manifests() -> set[str]:
 
 
 def select(
-    entries: Sequence[StoreEntry], *, older_than: float | None, max_size: int | None, used: set[str] | None
+    entries: Sequence[StoreEntry], *, older_than: float | None, max_size: int | None, unused: bool, used: set[str]
 ) -> list[tuple[StoreEntry, str]]:
-    """Which entries go and why: too old (days), unused, and then the oldest until the rest fits `max_size` bytes.
+    """Which entries go and why: too old (days), unused, and then until the rest fits `max_size` bytes.
 
-    What was kept within the last hour is not called unused: a build may have yet to make its image.
+    To fit a size those go first that no image was baked from (`used`: manifests of images), of each kind the oldest
+    first. What was kept within the last hour counts as used: a build may have yet to make its image.
     """
     chosen: list[tuple[StoreEntry, str]] = []
     rest: list[StoreEntry] = []
+    in_use = {entry.place for entry in entries if time.time() - entry.kept < _YOUNG or entry.manifests() & used}
     for entry in entries:
         age = (time.time() - entry.kept) / _DAY
         if older_than is not None and age > older_than:
             chosen.append((entry, f"{age:.1f} days old"))
-        elif used is not None and age * _DAY > _YOUNG and not entry.manifests() & used:
+        elif unused and entry.place not in in_use:
             chosen.append((entry, "no image was baked from it"))
         else:
             rest.append(entry)
     if max_size is not None:
         left = sum(entry.size for entry in rest)
-        for entry in rest:  # oldest first
+        for entry in sorted(rest, key=lambda one: one.place in in_use):
             if left <= max_size:
                 break
             chosen.append((entry, f"the store holds {left} bytes, more than {max_size}"))
             left -= entry.size
-    return chosen
+    return [(entry, f"{why}; an image has it" if entry.manifests() & used else why) for entry, why in chosen]
 
 
 def remove(entry: StoreEntry) -> None:

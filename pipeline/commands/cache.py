@@ -38,7 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     export.add_argument("out", metavar="DIR|oci:DIR[:TAG]", help="a new directory: a cache root or an OCI layout")
     prune = actions.add_parser("prune", help="remove caches from the host's store")
     prune.add_argument("--older-than", type=_days, metavar="DAYS", help="those made longer ago")
-    prune.add_argument("--max-size", type=_bytes, metavar="SIZE", help="the oldest, until the store fits (k, M, G)")
+    prune.add_argument(
+        "--max-size", type=_bytes, metavar="SIZE", help="unused ones, then the oldest, until the store fits (k, M, G)"
+    )
     prune.add_argument("--unused", action="store_true", help="those that no image in the engine was baked from")
     prune.add_argument("--dry-run", action="store_true", help="only say what would go")
     _cache_registry.configure(actions)
@@ -223,12 +225,20 @@ def _export(arguments: argparse.Namespace) -> int:
 def _prune(arguments: argparse.Namespace) -> int:
     from pipeline import log
     from pipeline.commands._store import remove, select, stored, used_manifests
-    from pipeline.contract.errors import UsageError
+    from pipeline.contract.errors import EngineError, UsageError
 
     if arguments.older_than is None and arguments.max_size is None and not arguments.unused:
         raise UsageError("nothing says what to remove", hint="--older-than DAYS, --max-size SIZE, --unused")
-    used = used_manifests() if arguments.unused else None
-    chosen = select(stored(), older_than=arguments.older_than, max_size=arguments.max_size, used=used)
+    try:
+        used = used_manifests()
+    except EngineError as error:
+        if arguments.unused:
+            raise
+        log.note(f"{error.message}: age alone decides")
+        used = set()
+    chosen = select(
+        stored(), older_than=arguments.older_than, max_size=arguments.max_size, unused=arguments.unused, used=used
+    )
     for entry, why in chosen:
         print(f"{entry.place.name}  {entry.size} bytes  {why}")
         if not arguments.dry_run:

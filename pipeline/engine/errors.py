@@ -41,6 +41,10 @@ class BuildxMissing(EngineError):
     """The docker CLI or its buildx plugin is missing or too old."""
 
 
+class BuilderElsewhere(EngineError):
+    """A buildx builder is asked for that is not the engine's own BuildKit."""
+
+
 class InstallFailed(EngineError):
     """The engine's packages could not be installed."""
 

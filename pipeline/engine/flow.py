@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from pipeline import log
 
 from . import buildx
+from .builders import check_builder
 from .errors import BuildxMissing, StoreDiffers
 from .facts import Engine
 from .finding import find
@@ -17,6 +20,7 @@ def ensure(store: str | None = None) -> Engine:
     `store` (`classic` or `containerd`) is that of an engine that must be started; None means as it was the last
     time, at first classic. An engine that answers is used with the store that it has. Raises an `EngineError`.
     """
+    check_builder(os.environ)
     engine = find() or _start(store)
     version = _buildx(engine)
     log.note(

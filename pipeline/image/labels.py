@@ -10,6 +10,8 @@ from .naming import key_of
 PREFIX = "io.github.tuned-image-pipeline"
 KEY = f"{PREFIX}.key"
 MODULES = f"{PREFIX}.modules"  # names of the compiled modules in the layer below the caches
+LAYOUT = f"{PREFIX}.layout"
+CURRENT_LAYOUT = 2  # what the code in the image answers, and where it keeps what: imagelayout.py
 
 
 def labels(keys: Sequence[Baked], base: str, modules: Sequence[str] = ()) -> dict[str, str]:
@@ -29,6 +31,7 @@ def key_labels(keys: Sequence[Baked]) -> dict[str, str]:
     """The part of the labels that says which keys an image holds."""
     plans = [one.manifest.plan for one in keys]
     return {
+        LAYOUT: str(CURRENT_LAYOUT),
         KEY: ",".join(str(one.key) for one in keys),
         f"{PREFIX}.plan": ",".join(plan.digest for plan in plans),
         f"{PREFIX}.manifest": ",".join(one.manifest_sha256 for one in keys),

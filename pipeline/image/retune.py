@@ -26,6 +26,7 @@ from .flow import discard, how_to_verify, split, tuned_root, usual_name
 from .gpus import NO_GPUS, offered
 from .guard import connected
 from .identity import identify
+from .imagelayout import check_layout
 from .labels import KEY, key_labels
 from .layers import strangers
 from .outcome import Clock, log_file
@@ -139,6 +140,7 @@ def graft(image: str, roots: Sequence[Path], request: Request) -> Changed:
     engine = ensure(store=request.store or None)
     with connected(engine) as client, tempfile.TemporaryDirectory(prefix="graft-") as temporary:
         check_present(client, image)
+        check_layout(client, image)
         how = _how(client, engine, image, request)
         _check_inside(client, image, keys)
         stored, findings = read_keys(client, image, Path(temporary) / "root")
@@ -158,6 +160,7 @@ def graft(image: str, roots: Sequence[Path], request: Request) -> Changed:
 def _own(client: DockerClient, engine: Engine, image: str, root: Path) -> tuple[Baked, ...]:
     """The keys that were baked with an image; refuse one that holds none, or in which they are not the last layers."""
     check_present(client, image)
+    check_layout(client, image)
     labelled = str(client.images.get(image).labels.get(KEY, ""))
     stored, findings = read_keys(client, image, root)
     if not labelled or not stored:

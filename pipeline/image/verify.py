@@ -28,6 +28,7 @@ from .engine import config_archive, replay_command
 from .gpus import NO_GPUS, Gpus
 from .halves import half_findings
 from .identity import identify
+from .imagelayout import check_layout
 from .labels import KEY as KEY_LABEL
 from .labels import MODULES
 from .layers import strangers
@@ -105,9 +106,11 @@ def check_present(client: DockerClient, image: str) -> None:
 def verify(client: DockerClient, image: str, how: How) -> Verdict:
     """Return the verdict on `image`; a failing one is returned too, so that it can be written down.
 
-    Raise `ImageMissing`, or `ContainerTooSlow` when a replay outlives its bound.
+    Raise `ImageMissing`, `LayoutOther` for an image that another version made, or `ContainerTooSlow` when a replay
+    outlives its bound.
     """
     check_present(client, image)
+    check_layout(client, image)
     sheet = _Sheet()
     with tempfile.TemporaryDirectory(prefix="verify-") as temporary:
         with log.step("read the cache out of the image"):

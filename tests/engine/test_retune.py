@@ -76,6 +76,22 @@ def test_a_grafted_cache_is_one_more_layer(mine: dict[str, Any], pipeline: Any, 
     assert "pipeline retune" in again.stderr
 
 
+def other_layouts(client: Any, pipeline: Any) -> None:
+    """An image of older code (no label of its layout) and one of newer code: one line, with the way out."""
+    for changes, said in ((), "has image layout 1, which an older"), (("LABEL {}.layout=99",), "99, which a newer"):
+        prefix = "io.github.tuned-image-pipeline"
+        labels = [text.format(prefix) for text in (*changes, "LABEL {}.key=0.6/cpu-x86_64/0")]
+        empty = b"\0" * 10240  # a tar without members
+        client.api.import_image_from_data(empty, repository="tuned-test/retune", tag="two", changes=labels)
+        for command in ("verify", "retune"):
+            done = pipeline(command, "tuned-test/retune:two")
+            assert done.status == 7, done.stderr
+            (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+            assert said in line and "verifies and changes layout" in line
+            assert "hint: build it again: `pipeline image`" in done.stderr
+        client.images.remove("tuned-test/retune:two", force=True)
+
+
 def test_what_cannot_be_changed_is_refused_by_name(
     mine: dict[str, Any], pipeline: Any, client: Any, tmp_path: Path
 ) -> None:
@@ -97,6 +113,7 @@ def test_what_cannot_be_changed_is_refused_by_name(
     done = pipeline("graft", base, str(root))
     assert done.status == 2, done.stderr
     assert "torch and FlashInfer" in done.stderr
+    other_layouts(client, pipeline)
     cover = client.containers.create(NAME, ["touch", "/tmp/x"], entrypoint=[], user="0:0")
     try:
         cover.start()

@@ -261,6 +261,7 @@ def home(tmp_path, monkeypatch):
         when = time.time() - age * 10 * 86_400
         os.utime(outcome, (when, when))
     (tuned / ".keeping-x").mkdir()
+    monkeypatch.setattr("pipeline.engine.find", lambda: None)
     return tuned
 
 
@@ -313,17 +314,24 @@ def test_pruning_by_age(capsys, home):
     assert [p.name for p in home.iterdir() if p.name.startswith(".")] == [".keeping-x"]
 
 
-def test_pruning_by_size_takes_the_oldest_first(capsys, home):
-    size = sum(entry.size for entry in _store.stored())
-    run(capsys, "prune", "--max-size", str(size - 1))
-    assert left(home) == ["b", "c"]
-    run(capsys, "prune", "--max-size", "0")
-    assert left(home) == []
+def test_pruning_by_size_takes_the_unused_and_then_the_oldest(capsys, home, monkeypatch):
+    size = str(sum(entry.size for entry in _store.stored()) - 1)
+    _, out, err = run(capsys, "prune", "--max-size", size, "--dry-run")
+    assert out.startswith("a") and "age alone decides" in err
+    monkeypatch.setattr(_store, "used_manifests", lambda: used_by_an_image(home, "a"))
+    out = run(capsys, "prune", "--max-size", size, "--dry-run")[1]
+    assert out.startswith("b") and "an image has it" not in out and len(out.splitlines()) == 1
+    monkeypatch.setattr(_store, "used_manifests", lambda: used_by_an_image(home, "c"))
+    out = run(capsys, "prune", "--max-size", "0")[1]
+    assert left(home) == [] and [line.endswith("an image has it") for line in out.splitlines()] == [False, False, True]
+
+
+def used_by_an_image(home, letter):
+    return {sha256_file(next(home.glob(f"{letter}*/root/*/*/*/{MANIFEST_FILE}")))}
 
 
 def test_pruning_what_no_image_was_baked_from(capsys, home, monkeypatch):
-    used = sha256_file(next(home.glob(f"b*/root/*/*/*/{MANIFEST_FILE}")))
-    monkeypatch.setattr(_store, "used_manifests", lambda: {used})
+    monkeypatch.setattr(_store, "used_manifests", lambda: used_by_an_image(home, "b"))
     run(capsys, "prune", "--unused")
     assert left(home) == ["b", "c"]  # c was kept just now: its image may be in the making
     os.utime(next(home.glob("c*/outcome.json")), (time.time() - 3700,) * 2)

@@ -17,6 +17,8 @@ import pytest
 
 from pipeline.contract.exits import Exit
 from pipeline.engine import buildx, errors, flow, leftovers, network, packages, private, procs, state, wire
+from pipeline.engine.builders import check_builder
+from pipeline.engine.errors import BuilderElsewhere
 from pipeline.engine.facts import Answers, Engine, engine_from
 from pipeline.engine.lock import locked
 from pipeline.engine.places import Places, places
@@ -312,6 +314,29 @@ def test_what_a_version_of_buildx_can_do() -> None:
 def test_builds_go_to_the_engine_itself_whatever_builder_is_current() -> None:
     env = buildx.environment(engine("classic"))
     assert (env["DOCKER_HOST"], env["BUILDX_BUILDER"], env["DOCKER_CONTEXT"]) == ("unix:///x.sock", "default", "")
+
+
+@pytest.mark.parametrize("driver", ["kubernetes", "remote", "docker-container"])
+def test_a_builder_that_is_not_the_engine_s_own_is_refused_or_left_alone_by_name(
+    driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files as buildx 0.13.1 writes them."""
+    folder = tmp_path / "buildx"
+    (folder / "instances").mkdir(parents=True)
+    (folder / "instances" / "farm").write_text(json.dumps({"Name": "farm", "Driver": driver, "Nodes": []}))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.delenv("BUILDX_CONFIG", raising=False)
+    monkeypatch.setattr(flow, "find", lambda: pytest.fail("the engine is asked only afterwards"))
+    monkeypatch.setenv("BUILDX_BUILDER", "farm")
+    with pytest.raises(BuilderElsewhere, match=f"names farm, a builder of the {driver} driver") as caught:
+        flow.ensure()
+    assert caught.value.exit_code == Exit.NO_ENGINE and "DOCKER_HOST=ssh://" in caught.value.hint
+    for harmless in ("default", "nosuch", "../instances/farm", ""):
+        check_builder({"DOCKER_CONFIG": str(tmp_path), "BUILDX_BUILDER": harmless})
+    assert capsys.readouterr().err == ""
+    (folder / "current").write_text('{"Key":"unix:///var/run/docker.sock","Name":"farm","Global":false}')
+    check_builder({"BUILDX_CONFIG": str(folder)})
+    assert f"buildx builder farm ({driver} driver) is not used" in capsys.readouterr().err
 
 
 class Docker:

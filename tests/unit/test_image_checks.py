@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import cache_samples as samples
@@ -16,6 +17,8 @@ from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.manifest import Manifest, Module
 from pipeline.contract.record import Record
 from pipeline.image.halves import differing
+from pipeline.image.imagelayout import LayoutOther, check_layout
+from pipeline.image.labels import CURRENT_LAYOUT, KEY, LAYOUT
 from pipeline.image.modulecheck import module_findings
 from pipeline.image.provenance import stamp
 from pipeline.tune.record import differences
@@ -141,3 +144,24 @@ def test_an_older_record_and_module_are_read_without_their_new_fields() -> None:
     read = Manifest.from_json(json.loads(json.dumps(made)))
     assert read.record.libraries == {} and read.modules[0].path == ""
     assert Record.from_json(made["record"]).image_half() == samples.record(H200).image_half()
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ({}, ""),  # holds no key of ours
+        ({KEY: "a", LAYOUT: str(CURRENT_LAYOUT)}, ""),
+        ({KEY: "a"}, "image layout 1, which an older version"),
+        ({KEY: "a", LAYOUT: "99"}, "image layout 99, which a newer version"),
+        ({KEY: "a", LAYOUT: "\x1b[31m"}, "image layout \\x1b[31m, which an older version"),
+    ],
+)
+def test_an_image_of_another_layout_is_told_with_both_numbers(labels: dict[str, str], said: str) -> None:
+    client = SimpleNamespace(images=SimpleNamespace(get=lambda _name: SimpleNamespace(labels=labels)))
+    if not said:
+        check_layout(client, "a:b")
+        return
+    with pytest.raises(LayoutOther) as caught:
+        check_layout(client, "a:b")
+    assert said in caught.value.message and f"layout {CURRENT_LAYOUT}" in caught.value.message
+    assert caught.value.exit_code == 7 and "build it again" in caught.value.hint
