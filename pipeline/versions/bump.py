@@ -5,71 +5,29 @@ versions.json ──replace values──▶ rendered files ──check, nothing 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.contract.errors import DriftError, UsageError
-from pipeline.contract.files import write_whole
-
 from . import index
+from .additions import Addition, additions, edited
 from .agreement import check_meaning
-from .findings import Finding, counted, near
+from .findings import counted, near
 from .meaning import collect
 from .metadata import applicable, governed_pins, python_version
+from .outcome import Bump, BumpDisagrees, BumpRefused, Move, write
 from .recorded import RECORD, Record, Recorded, dump_record, load_record
 from .relations import canonical
-from .render import FOLDER, has_templates, render
+from .render import has_templates, render
 from .rendered import unified
 from .requirements import Pin
 from .sites import same_version
-from .source import FILE, SourceInvalid, Versions, load, read
-from .tree import Overlay, Tree, ordinary
+from .source import FILE, SourceInvalid, Versions, load
+from .tree import Overlay, Tree, Unreadable, ordinary
+
+__all__ = ["Bump", "BumpDisagrees", "BumpRefused", "Wishes", "bump", "write"]
 
 _ROUNDS = 20
-
-
-class BumpRefused(UsageError):
-    """What was asked for cannot be done; nothing was written."""
-
-
-class BumpDisagrees(DriftError):
-    """The new versions do not agree with each other or with the tree; nothing was written."""
-
-    def __init__(self, findings: Sequence[Finding], *, templates: bool = True) -> None:
-        by_hand = (
-            f"there is no {FOLDER}/ to render these places from: write the new versions there by hand, then repeat"
-        )
-        super().__init__(
-            "the new versions do not agree; nothing was written",
-            hint="name further versions in the same command, or correct what is listed" if templates else by_hand,
-            details=[finding.text() for finding in findings],
-        )
-        self.findings = tuple(findings)
-
-
-@dataclass(frozen=True)
-class Move:
-    """One name from one value to another, and why, where nobody asked for it."""
-
-    name: str
-    old: str
-    new: str
-    why: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.old} -> {self.new}" + (f" ({self.why})" if self.why else "")
-
-
-@dataclass
-class Bump:
-    """The outcome: moves, the new bytes of every file that changes, and the same as a unified diff."""
-
-    moves: list[Move] = field(default_factory=list)
-    files: dict[str, bytes] = field(default_factory=dict)
-    diff: str = ""
-    source: bytes = b""  # versions.json as it was read
 
 
 @dataclass(frozen=True)
@@ -88,34 +46,6 @@ def bump(root: Path, wishes: Wishes, say: Callable[[str], None]) -> Bump:
     return _Bump(root, wishes, say).run()
 
 
-def write(root: Path, outcome: Bump) -> None:
-    """Write every changed file, each whole; versions.json first, since `pipeline sync` can follow it from there."""
-    if outcome.files and (root / FILE).read_bytes() != outcome.source:
-        raise BumpRefused(f"{FILE} was changed in the meantime; nothing was written", hint="repeat the command")
-    for path in sorted(outcome.files, key=lambda path: path != FILE):
-        full = root / path
-        mode = full.stat().st_mode & 0o777 if full.exists() else 0o644
-        try:
-            write_whole(full, outcome.files[path], mode=mode)
-        except OSError as error:
-            first = path == FILE
-            hint = (
-                "make it writable, then repeat the command; nothing was written"
-                if first
-                else f"{FILE} is written: make this writable, then run `pipeline sync`"
-            )
-            raise BumpRefused(f"{path} cannot be written: {error.strerror}", hint=hint) from error
-
-
-def replaced(versions: Versions, values: Mapping[str, str]) -> Versions:
-    """versions.json with new values: its order and layout stay."""
-    text = versions.text
-    for name in sorted(values, key=lambda name: -versions.variables[name].start):
-        variable = versions.variables[name]
-        text = text[: variable.start] + json.dumps(values[name]) + text[variable.end :]
-    return read(text.encode())
-
-
 class _Bump:
     def __init__(self, root: Path, wishes: Wishes, say: Callable[[str], None]) -> None:
         self.root = root
@@ -127,6 +57,8 @@ class _Bump:
         self.pins = governed_pins(self.old, self.meaning)
         self.python = python_version(self.old)
         self.moves: dict[str, Move] = {}
+        self.new: dict[str, str] = {}  # a name that versions.json lacks -> the one that it will stand behind
+        self.templates: dict[str, bytes] = {}  # those that pin more than before
 
     def run(self) -> Bump:
         for name in (*self.wishes.values, *self.wishes.latest):
@@ -178,12 +110,14 @@ class _Bump:
     def _checked(self) -> Versions:
         """The source with all moves; refuses downgrades and versions that the index does not have."""
         try:
-            new = replaced(self.old, {name: move.new for name, move in self.moves.items()})
+            values = {name: move.new for name, move in self.moves.items() if name not in self.new}
+            new = edited(self.old, values, {name: (self.moves[name].new, at) for name, at in self.new.items()})
         except SourceInvalid as error:  # the file was right before: what was asked for is not
             said = "; ".join(finding.message for finding in error.findings)
             raise BumpRefused(said, hint="name another version; nothing was written") from None
         for name in self.moves:
-            self._refuse_downgrade(name, self.old[name], new[name])
+            if name in self.old:
+                self._refuse_downgrade(name, self.old[name], new[name])
         return new
 
     def _refuse_downgrade(self, name: str, old: str, new: str) -> None:
@@ -220,7 +154,7 @@ class _Bump:
                 self._exists(wanted)
                 self.say(f"reading the metadata of {counted(len(wanted), 'package')}")
                 record |= index.describe(wanted, python_version(new))
-            if not self._follow(new, record):
+            if not self._follow(new, record) and not self._add(new, record):
                 break
         return {name: entry for name, entry in record.items() if name in self.pins}
 
@@ -235,7 +169,7 @@ class _Bump:
     def _exists(self, wanted: Sequence[tuple[str, tuple[str, ...], str]]) -> None:
         """Refuse a version that the index lacks, with the nearest that it has."""
         for package, _, version in wanted:
-            if self.old.governors()[package] not in self.moves:
+            if self.old.governors().get(package) not in self.moves:
                 continue
             versions = self._available(package, pre=_is_pre(version))
             if not _has(versions, version):
@@ -266,13 +200,47 @@ class _Bump:
                 return True
         return False
 
+    def _add(self, new: Versions, record: Mapping[str, Recorded]) -> bool:
+        """Pin what the new requirements ask for and nothing pins; whether there was something that could be."""
+        wanted = additions(new, self.meaning, record, python_version(new))
+        return sum(self._added(new, one) for one in wanted) > 0
+
+    def _added(self, new: Versions, one: Addition) -> bool:
+        """A line in the template of one file, and a name in versions.json where no other file has that pin."""
+        name = new.governors().get(one.package, one.name)
+        behind = [new.governors()[p.name] for p in self.meaning.requirements[one.path].pins if p.name in self.pins]
+        behind = [other for other in behind if other in self.old]
+        if not behind or (name in new and one.package not in new.governors()) or not one.name.isidentifier():
+            return False
+        try:
+            written = self.templates.get(one.template) or self.tree.read(one.template)
+        except Unreadable:
+            return False
+        if name not in new:
+            try:
+                known = self._available(one.package)
+            except index.IndexLacks:
+                return False
+            fits = [version for version in known if all(_allows(allowed, version) for allowed in one.allowed)]
+            if not fits:
+                return False
+            self.new[name] = behind[-1]
+            self.moves[name] = Move(name, "", fits[0].partition("+")[0], one.why)
+        version = self.moves[name].new if name in self.moves else new[name]
+        end = b"" if written.endswith(b"\n") or not written else b"\n"
+        self.templates[one.template] = written + end + one.line(name).encode()
+        pin = one.pin(version)
+        self.meaning.requirements[one.path].pins.append(pin)
+        self.pins.setdefault(one.package, pin)
+        return True
+
     def _outcome(self, record: Record | None) -> Bump:
         new = self._checked()
-        files: dict[str, bytes] = {FILE: new.text.encode()}
+        files: dict[str, bytes] = {FILE: new.text.encode(), **self.templates}
         if record or (record is not None and self._before(RECORD) is not None):
             files[RECORD] = dump_record(record)
         if has_templates(self.root):
-            files |= render(self.root, new).files
+            files |= render(self.root, new, self.templates).files
         changed = {path: data for path, data in files.items() if data != self._before(path)}
         result = check_meaning(Overlay(self.root, files), new, record=record)
         late = ("record",) if self.wishes.offline else ()  # what is recorded later cannot be known now

@@ -9,7 +9,7 @@ A template directly below templates/ is rendered into docker/, one in a folder i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from pipeline.contract.errors import UsageError
 
 from .findings import Finding, counted
 from .source import FILE, Versions
+from .tree import Overlay
 
 FOLDER = "templates"
 END = ".j2"
@@ -58,8 +59,10 @@ def target(template: str) -> str:
 
 
 @contextmanager
-def rendering(root: Path, versions: Versions) -> Iterator[Callable[[], Rendered]]:
-    """Begin to render all templates, and give a function that waits for the files.
+def rendering(
+    root: Path, versions: Versions, changed: Mapping[str, bytes] | None = None
+) -> Iterator[Callable[[], Rendered]]:
+    """Begin to render all templates, some of them perhaps `changed`, and give a function that waits for the files.
 
     It raises `TemplatesInvalid` with every problem of every template, or with the one that has no end. Jinja2 is
     imported and works beside this process: reading what the files of a tree mean takes as long, and needs none of it.
@@ -69,7 +72,7 @@ def rendering(root: Path, versions: Versions) -> Iterator[Callable[[], Rendered]
         from .templates import fill
 
         try:
-            return (*fill(root, versions, tell), [])
+            return (*fill(Overlay(root, changed or {}), versions, tell), [])
         except TemplatesInvalid as error:
             return {}, {}, [tuple(finding) for finding in error.findings]
 
@@ -88,7 +91,7 @@ def rendering(root: Path, versions: Versions) -> Iterator[Callable[[], Rendered]
         yield files
 
 
-def render(root: Path, versions: Versions) -> Rendered:
-    """Render all templates in memory; raise `TemplatesInvalid`."""
-    with rendering(root, versions) as files:
+def render(root: Path, versions: Versions, changed: Mapping[str, bytes] | None = None) -> Rendered:
+    """Render all templates in memory, some of them perhaps `changed`; raise `TemplatesInvalid`."""
+    with rendering(root, versions, changed) as files:
         return files()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _GIVEN = frozenset({"loop", "caller", "varargs", "kwargs", "self", "super"})
 
 
-def fill(root: Path, versions: Versions, tell: Callable[[str], None]) -> Rendered:
+def fill(inside: Tree, versions: Versions, tell: Callable[[str], None]) -> Rendered:
     """Render all templates in memory; raise `TemplatesInvalid` with every problem of every template.
 
     A variable without a version is an error here; a version that no template uses is one too, since a name that
@@ -30,7 +30,7 @@ def fill(root: Path, versions: Versions, tell: Callable[[str], None]) -> Rendere
     from jinja2.loaders import split_template_path
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    inside = Tree(root)
+    root = inside.root
 
     def text(name: str) -> str | None:
         """What a template holds, None where there is none; nothing outside the tree is read."""

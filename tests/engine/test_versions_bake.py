@@ -12,7 +12,7 @@ from pipeline.engine import Engine
 from pipeline.engine.buildx import environment
 from pipeline.run import clean_environment
 from pipeline.versions import load
-from pipeline.versions.bump import replaced
+from pipeline.versions.additions import edited
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.engine
@@ -41,7 +41,7 @@ def test_bake_takes_the_file_as_it_is(engine: Engine) -> None:
 
 
 def test_the_values_come_from_versions_json(engine: Engine, tmp_path: Path) -> None:
-    moved = replaced(load(ROOT), {"TORCH_VERSION": "9.9.9", "PYTHON_IMAGE_VERSION": "3.11.99"})
+    moved = edited(load(ROOT), {"TORCH_VERSION": "9.9.9", "PYTHON_IMAGE_VERSION": "3.11.99"}, {})
     (tmp_path / "versions.json").write_text(moved.text, encoding="utf-8")
     args = baked(engine, tmp_path / "versions.json")
     assert args["TORCH_VERSION"] == "9.9.9"

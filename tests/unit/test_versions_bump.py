@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -30,8 +31,11 @@ INDEX: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
         "0.7.4": (">=3.10", ("ffi<0.4,>=0.2", "cuda-tool>=1")),
         "0.8.0": (">=3.12", ("ffi<0.4,>=0.2",)),
         "0.9.0": (">=3.10", ("ffi<0.4,>=0.2", "new-thing")),
+        "0.9.1": (">=3.10", ("ffi<0.4,>=0.2", "thing[fast]<2,>=1")),
         "1.0.0rc1": (">=3.10", ("ffi<0.4,>=0.2",)),
     },
+    "thing": {"1.0": ("", ()), "1.5": ("", ("lone", 'its-own>1; extra == "fast"')), "2.0": ("", ())},
+    "its-own": {"1.0": ("", ()), "3.0": ("", ())},
     "ffi": {"0.1.5": ("", ()), "0.2.0": ("", ()), "0.3.1": ("", ()), "0.4.0": ("", ())},
     "lone": {"1.0": ("", ())},
 }
@@ -123,6 +127,52 @@ def test_a_bump_moves_what_is_tied_to_it(root: Path, asked: list[str], capsys: p
     assert json.loads((root / RECORD).read_text())["packages"]["ffi"]["version"] == "0.3.1"
 
 
+def test_what_the_new_version_requires_and_nothing_pins_is_added(
+    root: Path, asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (root / "versions.json").read_text()
+    template = (root / "templates/requirements/image.txt.j2").read_text()
+    assert bump(root, "FLASHINFER_VERSION=0.9.1") == 0
+    assert drift(root) == []
+    moved = load(root)
+    assert (moved["THING_VERSION"], moved["ITS_OWN_VERSION"]) == ("1.5", "3.0")
+    added = 'THING_VERSION": {"default": "1.5"}', 'ITS_OWN_VERSION": {"default": "3.0"}'
+    assert all(f'"{one}' in moved.text for one in added)
+    plain = moved.text
+    for one in added:
+        plain = re.sub(rf',\s*"{re.escape(one)}', "", plain)
+    assert plain == before.replace('"0.6.16.post3"', '"0.9.1"').replace('"0.1.5"', '"0.3.1"')
+    assert (root / "templates/requirements/image.txt.j2").read_text() == template + (
+        "thing[fast]=={{ THING_VERSION }}  # flashinfer-python requires it\n"
+        "its-own=={{ ITS_OWN_VERSION }}  # thing requires it\n"
+    )
+    said = capsys.readouterr()
+    assert "THING_VERSION 1.5 is new (flashinfer-python 0.9.1 requires thing<2,>=1)" in said.err
+    assert "ITS_OWN_VERSION 3.0 is new (thing 1.5 requires its-own>1)" in said.err
+    assert "\n+its-own==3.0  # thing requires it\n" in said.out
+    assert (
+        bump(root, "FLASHINFER_VERSION=0.7.4", "--allow-downgrade") == 0
+    )  # what was added stays until somebody takes it
+    assert drift(root) == []
+
+
+def test_a_template_is_put_back_where_the_source_cannot_be_written(
+    root: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = work_out(root, Wishes({"FLASHINFER_VERSION": "0.9.1"}), asked.append)
+    before = contents(root)
+
+    def deny(path: Path, data: bytes, *, mode: int) -> bool:
+        if path == root / "versions.json":
+            raise PermissionError(13, "Permission denied")
+        return write_whole(path, data, mode=mode)
+
+    monkeypatch.setattr("pipeline.versions.outcome.write_whole", deny)
+    with pytest.raises(BumpRefused, match="Permission denied"):
+        write(root, outcome)
+    assert contents(root) == before
+
+
 def test_dry_run_prints_the_same_and_writes_nothing(
     root: Path, asked: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,12 +204,8 @@ def test_latest_is_the_newest_release(root: Path, asked: list[str], capsys: pyte
     assert "ffi==0.4.0, flashinfer-python 0.6.16.post3 requires" in said
     assert bump(root, "--latest", "LONE_VERSION") == 0
     assert "nothing changes" in capsys.readouterr().err
-    assert "rc" not in bump_latest(root, capsys)
-
-
-def bump_latest(root: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    assert bump(root, "--latest", "FLASHINFER_VERSION", "--dry-run") == 3
-    return capsys.readouterr().err
+    assert bump(root, "--latest", "FLASHINFER_VERSION", "--dry-run") == 0
+    assert "FLASHINFER_VERSION 0.6.16.post3 -> 0.9.1\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -404,7 +450,7 @@ def test_a_file_that_cannot_be_written_has_the_hint_that_helps(
             raise PermissionError(13, "Permission denied")
         return write_whole(path, data, mode=mode)
 
-    monkeypatch.setattr("pipeline.versions.bump.write_whole", deny)
+    monkeypatch.setattr("pipeline.versions.outcome.write_whole", deny)
     with pytest.raises(BumpRefused, match="Permission denied") as caught:
         write(root, outcome)
     assert caught.value.hint == hint
