@@ -26,8 +26,8 @@ def execute(arguments: argparse.Namespace) -> int:
     from pipeline import log
     from pipeline.versions.check import check
     from pipeline.versions.findings import counted, printable, render
-    from pipeline.versions.render import FOLDER, TemplatesInvalid, has_templates
     from pipeline.versions.source import FILE, SourceInvalid, load
+    from pipeline.versions.templates import FOLDER, TemplatesInvalid, has_templates
 
     try:
         if arguments.fix and has_templates(arguments.root):

@@ -10,9 +10,9 @@ from .meaning import Meaning, pinned
 from .metadata import applicable
 from .recorded import Recorded
 from .relations import SUFFIX, canonical
-from .render import END, FOLDER
 from .requirements import Pin
 from .source import Versions, read
+from .templates import END, FOLDER
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet

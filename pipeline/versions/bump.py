@@ -18,11 +18,12 @@ from .metadata import applicable, governed_pins, python_version
 from .outcome import Bump, BumpDisagrees, BumpRefused, Move, write
 from .recorded import RECORD, Record, Recorded, dump_record, load_record
 from .relations import canonical
-from .render import has_templates, render
+from .render import render
 from .rendered import unified
 from .requirements import Pin
 from .sites import same_version
 from .source import FILE, SourceInvalid, Versions, load
+from .templates import has_templates
 from .tree import Overlay, Tree, Unreadable, ordinary
 
 __all__ = ["Bump", "BumpDisagrees", "BumpRefused", "Wishes", "bump", "write"]

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .findings import Finding
-from .render import TemplatesInvalid, has_templates, rendering
+from .render import rendering
 from .rendered import compare
 from .source import Versions, load
+from .templates import TemplatesInvalid, has_templates
 from .tree import Tree
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from fnmatch import fnmatchcase as fnmatch
 from .bake import NestedTooDeeply, Text, read_hcl, read_json
 from .dockerplaces import Dockerplaces
 from .findings import Finding
-from .render import FOLDER, has_templates
 from .requirements import Pin, Requirements, read
 from .shelltext import script
 from .sites import Site
 from .source import FILE, SUFFIX, Versions
+from .templates import FOLDER, has_templates
 from .texts import Found, Texts
 from .tree import Tree, Unreadable, decode, is_dockerfile
 

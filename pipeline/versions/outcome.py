@@ -11,8 +11,8 @@ from pipeline.contract.errors import DriftError, UsageError
 from pipeline.contract.files import write_whole
 
 from .findings import Finding
-from .render import FOLDER
 from .source import FILE
+from .templates import FOLDER
 
 
 class BumpRefused(UsageError):

@@ -7,8 +7,9 @@ from pathlib import Path
 from pipeline.contract.errors import UsageError
 from pipeline.contract.files import write_whole
 
-from .render import FOLDER, has_templates, render
+from .render import render
 from .source import Versions
+from .templates import FOLDER, has_templates
 
 
 class SyncRefused(UsageError):

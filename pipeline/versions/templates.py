@@ -1,19 +1,64 @@
-"""Jinja2 at work on templates/: pure, no clock, no environment, no network. `render` keeps it within bounds."""
+"""Templates to files: pure, no clock, no environment, no network. `render` keeps Jinja2 within bounds.
+
+templates/Dockerfile.j2             -> docker/Dockerfile
+templates/requirements/host.txt.j2  -> requirements/host.txt
+templates/_name.j2                  a part that other templates include, rendered to nothing itself
+
+A template directly below templates/ is rendered into docker/, one in a folder into the same folder of the tree.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from .findings import Finding, near
-from .render import END, FOLDER, Rendered, TemplatesInvalid, target
+from pipeline.contract.errors import UsageError
+
+from .findings import Finding, counted, near
 from .source import FILE, Versions
 from .tree import Tree, Unreadable
 
 if TYPE_CHECKING:
     from jinja2 import Environment, nodes
+
+
+FOLDER = "templates"
+END = ".j2"
+
+
+class TemplatesInvalid(UsageError):
+    """A template cannot be rendered; `findings` lists everything that is wrong with all of them."""
+
+    def __init__(self, findings: list[Finding]) -> None:
+        one = len(findings) == 1
+        message = findings[0].text() if one else f"{FOLDER}/ has {counted(len(findings), 'error')}"
+        details = () if one else tuple(finding.text() for finding in findings)
+        super().__init__(message, hint=f"correct {FOLDER}/ or {FILE}, then run `pipeline sync`", details=details)
+        self.findings = findings
+
+
+Files = dict[str, bytes]
+Uses = dict[str, tuple[tuple[str, int], ...]]  # name -> (template, line), ...
+
+
+class Rendered(NamedTuple):
+    """Every file that the templates give, by its path in the tree, and where each name stands in the templates."""
+
+    files: Files
+    uses: Uses
+
+
+def has_templates(root: Path) -> bool:
+    """Whether a tree renders anything; one that does not may still be checked."""
+    return (root / FOLDER).is_dir()
+
+
+def target(template: str) -> str:
+    """The path in the tree that a template (relative to templates/) is rendered to."""
+    path = template.removesuffix(END)
+    return path if "/" in path else f"docker/{path}"
 
 
 # What Jinja2 itself defines inside loops, macros and blocks.

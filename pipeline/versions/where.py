@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 from .meaning import collect, looked_at
-from .render import has_templates, render
+from .render import render
 from .sites import Site
 from .source import FILE, Versions
+from .templates import has_templates
 from .tree import Tree, Unreadable, decode
 
 

@@ -14,8 +14,9 @@ from versions_trees import CUDA, FLASHINFER, plant, source, texts
 
 from pipeline.__main__ import main
 from pipeline.versions import drift, load
-from pipeline.versions.render import TemplatesInvalid, render, target
+from pipeline.versions.render import render
 from pipeline.versions.sync import SyncRefused, sync
+from pipeline.versions.templates import TemplatesInvalid, target
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = {"FLASHINFER_VERSION": "0.6.16.post3", "CUDA_VERSION": "13.0.3", "TORCH_VERSION": "2.13.0"}
