@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -201,6 +202,24 @@ def test_signing_says_what_is_wrong(plain, keys, tmp_path, monkeypatch):
         with pytest.raises(errors.CosignMissing, match="not installed") as missing:
             Signer("env://SIGNING_KEY").check()
         assert "apt-get install cosign" in missing.value.hint
+
+
+def test_a_repository_that_cosign_cannot_name_is_refused_first(plain, keys, pipeline, tmp_path):
+    private, public = keys
+    for repository, named in (("a", False), ("ab", True)):
+        name = f"{plain.host}/{repository}@sha256:{'0' * 64}"
+        words = ["cosign", "verify", "--insecure-ignore-tlog=true", "--allow-http-registry=true", "--key", public, name]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        assert ("could not parse reference" not in done.stderr) == named, done.stderr
+    for words in (
+        ("attest", "verify", f"{plain.host}/a:x", "--key", public),
+        ("cache", "push", tmp_path, f"oci://{plain.host}/a:x", "--sign", private),
+        ("cache", "pull", f"oci://{plain.host}/a:x", tmp_path / "out", "--key", public),
+        ("release", "tiny", "--registry", f"{plain.host}/a", "--sign", private),
+    ):
+        done = pipeline(*words)
+        assert done.returncode == Exit.USAGE, words
+        assert "cosign takes no repository of one letter" in done.stderr
 
 
 def test_no_secret_is_seen_by_anyone(guarded, docker_home, keys, tmp_path, monkeypatch):
