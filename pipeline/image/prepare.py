@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import log
 from pipeline.contract.digest import sha256_bytes, sha256_file, sha256_json
 from pipeline.contract.errors import DriftError
-from pipeline.contract.files import write_json, write_whole
+from pipeline.contract.files import write_whole
 from pipeline.contract.plan import Plan
 from pipeline.home import cache_home
 from pipeline.planning.target import Target
@@ -21,9 +20,10 @@ from . import base as bases
 from . import contexts, device
 from .buildkit import Builder
 from .engine import with_engine_version
-from .facts import BaseFacts, probe
+from .facts import BaseFacts
 from .flavour import flavour
 from .gpus import Gpus, NoGpu, check, check_driver, offered
+from .probes import Probes, probed
 from .request import Request
 from .staging import Staging, code_content, tree_digest
 from .wrap import Runs, finished_dockerfile, read_runs
@@ -71,27 +71,6 @@ class Prepared:
         """The builder whose Dockerfile ends with a layer for each key and with what the image runs."""
         text = finished_dockerfile(self.template, self.runs, keys=keys)
         return replace(self.builder, dockerfile=text)
-
-
-Probes = dict[tuple[str, Gpus], tuple[BaseFacts, Gpus]]
-
-
-def _probed(
-    client: DockerClient, base: bases.Base, offer: Gpus, home: Path, probes: Probes | None
-) -> tuple[BaseFacts, Gpus]:
-    """Facts of a base, remembered by its id; with GPUs each run asks once, since those change."""
-    if probes is not None and (base.image_id, offer) in probes:
-        return probes[base.image_id, offer]
-    place = home / "base" / f"{base.image_id.replace(':', '-')}-4.json"
-    if offer.access == "none" and place.is_file():
-        told = json.loads(place.read_text(encoding="utf-8"))
-        return BaseFacts(**{**told, "glibc": tuple(told["glibc"])}), offer
-    facts, gpus = probe(client, base.reference, offer)
-    if offer.access == "none":
-        write_json(place, asdict(facts))
-    if probes is not None:
-        probes[base.image_id, offer] = facts, gpus
-    return facts, gpus
 
 
 def _announce(plan: Plan) -> None:
@@ -184,13 +163,16 @@ def prepare(
     home = cache_home()
     versions = load(request.root)
     _refuse_drift(request.root, versions, home)
-    offer = _offer(request, engine)
-    base = bases.obtain(
+    offer, probes = _offer(request, engine), probes or Probes()
+    base = probes.bases.get(request.base_image) or bases.obtain(
         client, wanted=request.base_image, default=versions["BASE_IMAGE"], suite=versions["DEBIAN_SUITE"],
         home=home, logfile=logfile,
     )  # fmt: skip
+    probes.bases[request.base_image] = base
+    if base.image_id not in probes.runs:
+        probes.runs[base.image_id] = read_runs(client, base.reference)
     log.note(f"base: {base.reference} ({base.origin})")
-    facts, gpus = _probed(client, base, offer, home, probes)
+    facts, gpus = probed(client, base, offer, home, probes)
     if facts.complete:
         _check_versions(facts, versions, request)
     target = _target(request, gpus)
@@ -227,7 +209,7 @@ def prepare(
         engine=engine,
         builder=Builder(environment(engine), template, staging.folder, staging.empty(), logfile),
         template=template,
-        runs=read_runs(client, base.reference),
+        runs=probes.runs[base.image_id],
         base=base,
         gpus=gpus,
         device=here,

@@ -19,7 +19,8 @@ from pipeline.image.flow import finish, give_name
 from pipeline.image.guard import connected, translated
 from pipeline.image.naming import gpu_of, key_of
 from pipeline.image.outcome import Clock, log_file
-from pipeline.image.prepare import Prepared, Probes, prepare
+from pipeline.image.prepare import Prepared, prepare
+from pipeline.image.probes import Probes
 from pipeline.image.request import Request
 from pipeline.image.verify import device_name
 from pipeline.versions import load
