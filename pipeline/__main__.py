@@ -27,6 +27,24 @@ from .contract.errors import PipelineError, UsageError
 from .contract.exits import MEANING, Exit
 
 
+class _Formatter(argparse.HelpFormatter):
+    """argparse's own, which is made for every argument and looks for the terminal's width by a slow import."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_columns() - 2)
+
+
+def _columns() -> int:
+    """The width of the terminal, as `shutil.get_terminal_size` has it."""
+    try:
+        given = int(os.environ.get("COLUMNS", "0"))
+        if given > 0 or sys.__stdout__ is None:
+            return given or 80
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80
+    except (ValueError, OSError):
+        return 80
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse with our way of refusing: one line, a hint, exit 2."""
 
@@ -43,12 +61,13 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
         description="Tune FlashInfer kernels once, at image build, and bake the verified cache into the last layer.",
         epilog=f"Exit codes: {codes}.",
         allow_abbrev=False,
+        formatter_class=_Formatter,
     )
     # With `prog` argparse need not lay out a usage line for it.
     sub = parser.add_subparsers(prog="pipeline", dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     for name in [chosen] if chosen is not None and words[0] == chosen else COMMANDS:
         module, line = COMMANDS[name]
-        one = sub.add_parser(name, help=line, description=line, allow_abbrev=False)
+        one = sub.add_parser(name, help=line, description=line, allow_abbrev=False, formatter_class=_Formatter)
         if name == chosen:
             importlib.import_module(f"pipeline.commands.{module}").configure(one)
     return parser

@@ -114,7 +114,7 @@ def _bound(seconds: int, memory: int) -> None:
     with contextlib.suppress(OSError, ValueError):  # a lower bound of the system's stays
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-        has = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
+        has = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (has + memory, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 
 URL = re.compile(r"\b(?:https?|git|ssh|git\+https|git\+ssh|git\+http|ftp)://[^\s\"'<>|;`)\\]+|\bgit@[\w.-]+:[^\s\"']+")
 HELD = re.compile(r"(?<![\w/])\$(?:\w+|\{\w[^\s{}]{0,200}\})/[^\s\"'<>|;`)\\$]+")  # `$X/owner/name`
-_COMMAND = re.compile(r"[^;|\n&]+(?:&(?!&)[^;|\n&]+)*")
-_BRANCH = re.compile(r"(?<!\S)[\"']?(?:--(?:branch|revision)(?:=|\s+)|-b\s*)[\"']?([^\s\"';&|)]+)")
+# Texts, compiled at their first use: most files name no git.
+_COMMAND = r"[^;|\n&]+(?:&(?!&)[^;|\n&]+)*"
+_BRANCH = r"(?<!\S)[\"']?(?:--(?:branch|revision)(?:=|\s+)|-b\s*)[\"']?([^\s\"';&|)]+)"
 # At most eight options between `git` and its command, so that a row of them is not looked at from each of its members.
-_GIT = re.compile(r"\bgit\s+((?:-[Cc]\s+\S+\s+|--\S+\s+){0,8})(checkout|switch|reset|fetch|pull|remote)\s+([^#]*)")
-_IN = re.compile(r"-C\s+(\S+)|--work-tree=(\S+)")
-_CD = re.compile(r"(?:\A|(?<=[\s(\"'&;|]))(?:(?:cd|pushd)\s+(?:--\s+)?([^\s;&|)]+)|popd\b)")
-_VALUED = re.compile(r"(?<!\S)(?:-b|--branch|--revision|--depth|-j|--jobs|-o|--origin|--filter)\s+\S+|(?<!\S)-\S+")
+_GIT = r"\bgit\s+((?:-[Cc]\s+\S+\s+|--\S+\s+){0,8})(checkout|switch|reset|fetch|pull|remote)\s+([^#]*)"
+_IN = r"-C\s+(\S+)|--work-tree=(\S+)"
+_CD = r"(?:\A|(?<=[\s(\"'&;|]))(?:(?:cd|pushd)\s+(?:--\s+)?([^\s;&|)]+)|popd\b)"
+_VALUED = r"(?<!\S)(?:-b|--branch|--revision|--depth|-j|--jobs|-o|--origin|--filter)\s+\S+|(?<!\S)-\S+"
 _QUOTES = "\"'()"
 _DEEP = 12  # folders below a repository's root that are looked through
 _LONGEST = 1024  # characters of a path that is followed
@@ -91,29 +92,30 @@ def refs(
 
     `repository` gives the governed repository of an address, or nothing; `known` holds them all.
     """
+    git, branch, cd = re.compile(_GIT), re.compile(_BRANCH), re.compile(_CD)
     walk = _Walk(shell.directory)
     last = ""  # the repository cloned last since the directory changed, else before that where it is not known
-    for command in _COMMAND.finditer(text):
+    for command in re.finditer(_COMMAND, text):
         words, span = command[0], command.span()
         urls = [(found.start(), found.end(), repository(found[0])) for found in URL.finditer(text, *span)]
         if not urls and "$" in words and re.search(r"\bclone\b", words):
             urls = [(found.start(), found.end(), repository(found[0])) for found in HELD.finditer(text, *span)][:1]
-        acts = list(_GIT.finditer(text, *span))
-        for found in _BRANCH.finditer(text, *span) if not acts else ():
+        acts = list(git.finditer(text, *span))
+        for found in branch.finditer(text, *span) if not acts else ():
             owner = _cloned(urls, found.start(), last if "$" in words else "")
             if owner:
                 yield found, owner, found[1]
-        moved = _CD.search(text, *span)
+        moved = cd.search(text, *span)
         if moved:
             walk.follow(moved)
             last = last if not walk.here else ""
         if urls and re.search(r"\bclone\b", words):
             start, end, last = urls[-1]
-            rest = _VALUED.sub(" ", text[end : span[1]].lstrip(_QUOTES)).split()
+            rest = re.sub(_VALUED, " ", text[end : span[1]].lstrip(_QUOTES)).split()
             made = rest[0].strip(_QUOTES) if rest else re.split(r"[/:]", text[start:end].rstrip("/"))[-1]
             shell.add(_joined(walk.here, made.removesuffix(".git")), last)
         for found in acts:
-            inside = _IN.search(found[1])
+            inside = re.search(_IN, found[1])
             place = _joined(walk.here, (inside[1] or inside[2]).strip(_QUOTES)) if inside else walk.here
             if found[2] == "remote":
                 if urls:
@@ -181,7 +183,7 @@ def _wanted(verb: str, rest: str) -> list[str]:
     """
     words = [word.strip(_QUOTES) for word in rest.partition(" -- ")[0].split()]
     if verb in ("fetch", "pull"):
-        plain = [word for word in _VALUED.sub(" ", " ".join(words)).split() if word != "tag"]
+        plain = [word for word in re.sub(_VALUED, " ", " ".join(words)).split() if word != "tag"]
         return [word.lstrip("+").partition(":")[0].removeprefix("refs/").removeprefix("tags/") for word in plain[1:]]
     made = {at + 1 for at, word in enumerate(words) if word in ("-b", "-B", "-c", "-C", "--orphan")}
     chosen = [word for at, word in enumerate(words) if at not in made and not word.startswith("-")][:1]

@@ -14,23 +14,18 @@ _COMMENT = re.compile(
     r"\\.|\"(?:[^\"\\\n]|\\.)*+\"|'[^'\n]*+'|(?<!\w)(?:\"(?:[^\"\\]|\\.)*+\"|'[^']*+')|(?<![^\s;&|(])#[^\n]*", re.DOTALL
 )
 _WORDS = r"(?:\\.|\"(?:[^\"\\]|\\.)*+\"|'[^']*+'|[^;&|\n)\"'\\])"
-_DROPPED = re.compile(
-    rf"(?<![\w./-])[ef]?grep[ \t]+(?:-\S+[ \t]+){{0,8}}?(?:-(?!-)\w*v\w*|--invert-match)\b{_WORDS}*+", re.DOTALL
-)
-_MESSAGE = re.compile(
-    r"(?<![\w./-])(?:echo|printf)[ \t]+(?:-\w+[ \t]+){0,4}"
+# The following are texts, compiled at their first use: few files have what they look for.
+_DROPPED = rf"(?s)(?<![\w./-])[ef]?grep[ \t]+(?:-\S+[ \t]+){{0,8}}?(?:-(?!-)\w*v\w*|--invert-match)\b{_WORDS}*+"
+_MESSAGE = (
+    r"(?is)(?<![\w./-])(?:echo|printf)[ \t]+(?:-\w+[ \t]+){0,4}"
     r"(?:\"\s*usage\b(?:[^\"\\`$]|\\.|\$(?!\())*+\"|'\s*usage\b[^']*+')"
-    r"(?=[ \t]*(?:(?:1?>&2|>[ \t]*/dev/stderr)[ \t]*)?(?:[;)}&\n\v]|\|\||\Z))",
-    re.IGNORECASE | re.DOTALL,
+    r"(?=[ \t]*(?:(?:1?>&2|>[ \t]*/dev/stderr)[ \t]*)?(?:[;)}&\n\v]|\|\||\Z))"
 )
-
-
-_PRINTED = re.compile(  # `cat <<EOF`, whose text goes to the terminal
-    r"(?<![\w./(`-])cat[ \t]*(?:1?>&2[ \t]*)?<<-?[ \t]*([\"']?)(\w+)\1[ \t]*(?:1?>&2[ \t]*)?(?:;[^\n]*)?\n"
-    r"((?:(?![ \t]*\2[ \t]*$)[^\n]*\n)*)",
-    re.MULTILINE,
+_PRINTED = (  # `cat <<EOF`, whose text goes to the terminal
+    r"(?m)(?<![\w./(`-])cat[ \t]*(?:1?>&2[ \t]*)?<<-?[ \t]*([\"']?)(\w+)\1[ \t]*(?:1?>&2[ \t]*)?(?:;[^\n]*)?\n"
+    r"((?:(?![ \t]*\2[ \t]*$)[^\n]*\n)*)"
 )
-_USAGE = re.compile(r"^[ \t]*usage\b", re.IGNORECASE | re.MULTILINE)
+_USAGE = r"(?im)^[ \t]*usage\b"
 
 
 def quiet(text: str) -> str:
@@ -38,10 +33,10 @@ def quiet(text: str) -> str:
     if "#" in text:
         text = _COMMENT.sub(lambda found: _blank(found) if found[0].startswith("#") else found[0], text)
     if "grep" in text:
-        text = _DROPPED.sub(_blank, text)
+        text = re.sub(_DROPPED, _blank, text)
     if "usage" in text.lower():
-        text = _MESSAGE.sub(_blank, text)
-        text = _PRINTED.sub(lambda found: _blank(found) if _USAGE.search(found[3]) else found[0], text)
+        text = re.sub(_MESSAGE, _blank, text)
+        text = re.sub(_PRINTED, lambda found: _blank(found) if re.search(_USAGE, found[3]) else found[0], text)
     return text
 
 

@@ -10,9 +10,10 @@ A template directly below templates/ is rendered into docker/, one in a folder i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.contract.errors import UsageError
 
@@ -82,8 +83,20 @@ def fill(inside: Tree, versions: Versions, tell: Callable[[str], None]) -> Rende
         path = "/".join([FOLDER, *split_template_path(name)])
         return inside.read(path).decode() if os.path.lexists(root / path) else None
 
+    codes: dict[str, CodeType] = {}
+
+    class Compiled(FunctionLoader):
+        """Gives parts as they were compiled in their own turn, which comes first."""
+
+        def load(
+            self, environment: Environment, name: str, globals: MutableMapping[str, Any] | None = None
+        ) -> Template:
+            if name not in codes:
+                return super().load(environment, name, globals)
+            return Template.from_code(environment, codes[name], {} if globals is None else globals)
+
     environment = ImmutableSandboxedEnvironment(
-        loader=FunctionLoader(text),
+        loader=Compiled(text),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -103,9 +116,11 @@ def fill(inside: Tree, versions: Versions, tell: Callable[[str], None]) -> Rende
                 Finding(place, line, 0, f"{word} has no version in {FILE}{near(word, versions)}", "render")
                 for word, line in unknown
             ]
-            if not unknown and not name.rpartition("/")[2].startswith("_"):
-                code = environment.compile(tree, name, str(root / FOLDER / name))  # what was parsed, not anew
-                template = Template.from_code(environment, code, environment.make_globals(None))
+            if unknown:
+                continue
+            codes[name] = environment.compile(tree, name, str(root / FOLDER / name))  # what was parsed, not anew
+            if not _is_part(name):
+                template = Template.from_code(environment, codes[name], environment.make_globals(None))
                 files[target(name)] = template.render(dict(versions)).encode()
         except TemplateSyntaxError as error:
             where = f"{FOLDER}/{error.name}" if error.name else place
@@ -134,13 +149,19 @@ def fill(inside: Tree, versions: Versions, tell: Callable[[str], None]) -> Rende
     return Rendered(files, {name: tuple(places) for name, places in uses.items()})
 
 
+def _is_part(name: str) -> bool:
+    """Whether a template is there for others to include."""
+    return name.rpartition("/")[2].startswith("_")
+
+
 def _templates(folder: Path) -> list[str]:
     """Every template below a folder, and what no tree should hold there, a FIFO say, so that reading it says so."""
-    return sorted(
+    names = [
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
         if path.name.endswith(END) or not (path.is_symlink() or path.is_file() or path.is_dir())
-    )
+    ]
+    return sorted(names, key=lambda name: (not _is_part(name), name))
 
 
 def _names(
