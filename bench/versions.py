@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from .measure import many, say
+import pipeline
+
+from .measure import Figures, many, say
 
 SIZES = (1_000, 10_000, 50_000)
 _PIPELINE = (sys.executable, "-m", "pipeline")
@@ -71,14 +74,29 @@ def generate(root: Path, files: int) -> None:
     )
 
 
+# What a user has: Python writes the byte code of modules at their first import. Empty is as good as not set.
+_USER = {"PYTHONDONTWRITEBYTECODE": ""}
+
+
+def without_byte_code(folder: Path) -> Figures:
+    """The check by a copy of our modules that nobody has imported yet, nor will: each run compiles them."""
+    package = Path(pipeline.__file__).parent
+    shutil.copytree(package, folder / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
+    code = f"import sys; sys.path.insert(0, {str(folder)!r}); from pipeline.__main__ import main; sys.exit(main())"
+    command = [sys.executable, "-P", "-c", code, "check", "--root", str(package.parent)]
+    return many(command, runs=15, env={"PYTHONDONTWRITEBYTECODE": "1"})
+
+
 def main() -> None:
     """Print medians."""
-    say("pipeline check, cold", many([*_PIPELINE, "check"], runs=15))
-    say("pipeline check, unchanged tree, --format json", many([*_PIPELINE, "check", "--format", "json"], runs=7))
+    say("pipeline check, cold", many([*_PIPELINE, "check"], runs=15, env=_USER))
+    with tempfile.TemporaryDirectory(prefix="pipeline-bench-") as folder:
+        say("pipeline check, cold, no byte code of ours", without_byte_code(Path(folder)))
+    say("python -c pass", many([sys.executable, "-c", "pass"], runs=15))
     for size in SIZES:
         with tempfile.TemporaryDirectory(prefix="pipeline-bench-") as folder:
             generate(Path(folder), size)
-            say(f"pipeline audit, {size:,} files", many([*_PIPELINE, "audit", folder], runs=5))
+            say(f"pipeline audit, {size:,} files", many([*_PIPELINE, "audit", folder], runs=5, env=_USER))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ def _leave(_signal: int, _frame: object) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, _leave)
+    gc.set_threshold(50_000)  # what follows are imports, which leave nothing to collect
 
 import argparse
 import errno

@@ -110,11 +110,17 @@ def _labels(pin: Pin, entry: Recorded, texts: Texts, pins: Collection[str]) -> I
             if found.wrong:
                 yield Finding(pin.path, pin.line, 0, found.wrong, "metadata")
     for text in entry.requires_dist:
-        required = re.split(r"[\s;]", text, maxsplit=1)[0]
-        stem, _, suffix = canonical(re.split(r"[^\w.-]", text, maxsplit=1)[0]).rpartition("-")
+        required, stem, suffix = _named(text)
         for found in texts.label(suffix, f"{pin.name} {entry.version} requires {required}"):
             if found.wrong and not _beside(stem, pins, texts):
                 yield Finding(pin.path, pin.line, 0, found.wrong, "metadata")
+
+
+@lru_cache(maxsize=4096)
+def _named(text: str) -> tuple[str, str, str]:
+    """What a requirement says without its marker, and its name: before the last dash and after it."""
+    stem, _, suffix = canonical(re.split(r"[^\w.-]", text, maxsplit=1)[0]).rpartition("-")
+    return re.split(r"[\s;]", text, maxsplit=1)[0], stem, suffix
 
 
 def _beside(stem: str, pins: Collection[str], texts: Texts) -> bool:

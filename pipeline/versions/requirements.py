@@ -7,11 +7,15 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from .findings import Finding
 from .relations import canonical
 from .tree import Tree, Unreadable, decode
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _INCLUDES = ("-r", "--requirement", "-c", "--constraint")
@@ -153,10 +157,10 @@ def _option(tree: Tree, option: Option, above: tuple[str, ...], result: Requirem
 
 def parse(text: str, path: str = "", line: int = 0, *, constraint: bool = False) -> Pin | Finding:
     """Understand one requirement; a `Finding` where it is none."""
-    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.requirements import InvalidRequirement
 
     try:
-        found = Requirement(text)
+        found = _understood(text)
     except InvalidRequirement as error:
         address = text.partition(";")[0].strip().partition(" ")[0]
         if "://" in address or "/" in address or address.startswith(".") or _ARCHIVE.search(address):
@@ -167,3 +171,10 @@ def parse(text: str, path: str = "", line: int = 0, *, constraint: bool = False)
     marker = str(found.marker) if found.marker else None
     extras = tuple(sorted(found.extras))
     return Pin(path, line, canonical(found.name), str(found.specifier), marker, extras, found.url or "", constraint)
+
+
+@lru_cache(maxsize=4096)  # files share most of their pins
+def _understood(text: str) -> Requirement:
+    from packaging.requirements import Requirement
+
+    return Requirement(text)
