@@ -6,43 +6,26 @@ Read are docker/ and requirements/, and beside versions.json itself Dockerfiles,
 from __future__ import annotations
 
 import codecs
-import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase as fnmatch
 
 from .bake import NestedTooDeeply, Text, read_hcl, read_json
 from .dockerplaces import Dockerplaces
 from .findings import Finding
+from .looked import kind_of, looked_at
 from .requirements import Pin, Requirements, read
 from .shelltext import script
 from .sites import Site
 from .source import FILE, SUFFIX, Versions
 from .templates import FOLDER, has_templates
 from .texts import Found, Texts
-from .tree import Tree, Unreadable, decode, is_dockerfile
+from .tree import Tree, Unreadable, decode
 
 _FIRST = re.compile(r"\A\ufeff?(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*(?:FROM|ARG)[ \t]+\S", re.IGNORECASE)
 _FROM = re.compile(r"^[ \t]*FROM[ \t]+\S", re.IGNORECASE | re.MULTILINE)
-_REQUIREMENTS = re.compile(r"^(?:requirements|constraints)[^/]*\.(?:txt|in)$")
 _PINNED = re.compile(r"={2,3}([^,*]+)")
-_NO_TEXT = (
-    ".dockerignore",
-    ".j2",
-    ".jinja",
-    ".tmpl",
-    ".png",
-    ".jpg",
-    ".svg",
-    ".pdf",
-    ".gz",
-    ".whl",
-    ".zip",
-    ".lock",
-    ".md",
-    ".rst",
-)
 _LARGEST = 4 * 1024 * 1024  # bytes; a file that large is data
 
 
@@ -61,18 +44,6 @@ class Meaning:
 def collect(tree: Tree, versions: Versions) -> Meaning:
     """Look at every file that may hold a version."""
     return _Collector(tree, versions).run()
-
-
-def looked_at(tree: Tree, findings: list[Finding] | None = None) -> Iterator[str]:
-    """Every file that may hold a version, with findings for those that must not be followed."""
-    try:
-        names = sorted(entry.name for entry in tree.root.iterdir() if entry.is_file() or entry.is_symlink())
-    except OSError:
-        names = []
-    yield from (name for name in names if is_dockerfile(name) or _is_bake(name) or _REQUIREMENTS.match(name))
-    for folder in ("docker", "requirements"):
-        if (tree.root / folder).exists():
-            yield from tree.walk(folder, [] if findings is None else findings)
 
 
 def judge(versions: Versions, meaning: Meaning) -> list[Finding]:
@@ -98,7 +69,7 @@ class _Collector:
 
     def run(self) -> Meaning:
         for path in looked_at(self.tree, self.result.findings):
-            kind = self._kind(path)
+            kind = kind_of(path)
             if kind is None:
                 continue
             if kind == "requirements":
@@ -125,17 +96,6 @@ class _Collector:
                 continue
             self._text(path, kind, decode(data)[0] if kind != "docker" else data.decode("utf-8", "replace"))
         return self.result
-
-    def _kind(self, path: str) -> str | None:
-        name = posixpath.basename(path)
-        end = posixpath.splitext(name)[1].lower()
-        if path.startswith("requirements/") or _REQUIREMENTS.match(name):
-            return "requirements" if end in (".txt", ".in") else None
-        if name == FILE or end in _NO_TEXT:
-            return None
-        if is_dockerfile(name):
-            return "docker"
-        return {".hcl": "hcl", ".json": "json"}.get(end, "text")
 
     def _text(self, path: str, kind: str, text: str) -> None:
         if kind == "docker" or (kind == "text" and _FIRST.match(text) and _FROM.search(text)):
@@ -259,7 +219,3 @@ def pinned(specifier: str) -> str | None:
     """The version of a specifier that allows one version only."""
     found = _PINNED.fullmatch(specifier)
     return found[1] if found else None
-
-
-def _is_bake(name: str) -> bool:
-    return bool(re.fullmatch(r"docker-bake[^/]*\.(?:hcl|json)", name))

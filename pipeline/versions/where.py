@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .meaning import collect, looked_at
+from .looked import looked_at
+from .meaning import collect
 from .render import render
 from .sites import Site
 from .source import FILE, Versions

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .rules import BadWord, Frontend
-from .words import SPACE, Style, expand_words
+from .splitting import SPACE
+from .words import Style, expand_words
 
 _DIRECTIVE = re.compile(r"#[\s\x85\xa0]*([a-zA-Z][a-zA-Z0-9]*)[\t\n\f\r ]*=[\t\n\f\r ]*(.+?)[\t\n\f\r ]*\Z")
 _BLANKS = re.compile(r"[\t\v\f\r ]+")

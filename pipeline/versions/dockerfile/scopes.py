@@ -10,7 +10,8 @@ from typing import NamedTuple
 from .layers import Known, Layers, Scope
 from .lines import NAMES, Instruction, Lines, Problem, read_lines, split_instruction
 from .rules import NEWEST, BadWord, Frontend, named_by
-from .words import LARGEST, Style, expand, split
+from .splitting import split
+from .words import LARGEST, Style, expand
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _STAGE_NAME = re.compile(r"[a-z][a-z0-9-_.]*")
