@@ -177,6 +177,8 @@ def _reason(error: BaseException) -> str:
     while True:
         inner = getattr(seen, "reason", None) or (seen.args[0] if seen.args else None)
         if not isinstance(inner, BaseException):
+            inner = seen.__cause__  # urllib3 keeps what the socket said there, and the rest of its text has addresses
+        if inner is None:
             break
         seen = inner
     if isinstance(seen, ssl.SSLCertVerificationError):

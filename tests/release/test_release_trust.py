@@ -157,7 +157,7 @@ def test_junk_among_the_attachments_is_an_answer_and_no_traceback(plain, pipelin
 @pytest.mark.parametrize(
     ("words", "code", "what"),
     [
-        (("127.0.0.1:1/none/here:x",), Exit.PUBLISH, "no connection"),
+        (("127.0.0.1:1/none/here:x",), Exit.PUBLISH, "Connection refused"),
         (("HOST/none/here:x",), Exit.PUBLISH, "there is no"),
         (("tuned/tiny:x",), Exit.USAGE, "names no registry"),
         (("HOST/none:x", "--key", "/none/cosign.pub"), Exit.USAGE, "no key file"),
