@@ -258,6 +258,21 @@ def test_what_an_environment_takes_from_elsewhere_is_no_value(tmp_path: Path, te
     assert audit(tmp_path, {"Dockerfile": FOUR, "Dockerfile.b": text}) == []
 
 
+def test_assignments_of_one_name_are_compared_without_anything_built(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {
+        "ci/a.yml": "env:\n  NCCL_VERSION: 2.28.1\n",
+        "ci/b.sh": "export NCCL_VERSION=2.28.2\n",
+        "pkg/c.py": 'NCCL_VERSION = "2.28.3"\nNODE_VERSION = "20.1"\n',
+        "ci/d.sh": "export NODE_VERSION=22.1\n",
+    }
+    found = audit(tmp_path, files)
+    assert summary(found) == [("NCCL_VERSION", "likely", ["2.28.1", "2.28.2", "2.28.3"])]
+    assert summary(found, Confidence.POSSIBLE)[1:] == [("NODE_VERSION", "possible", ["20.1", "22.1"])]
+    scripts: dict[str, str | bytes] = {"x/a.sh": "A_VERSION=1.0\n", "x/b.sh": "A_VERSION=2.0\n"}
+    assert summary(judge(look(plant(tmp_path / "two", scripts)).places)) == []
+    assert len(judge(look(tmp_path / "two").places)) == 1
+
+
 def test_variants_are_one_entry(tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {
         f"requirements/{name}.txt": f"foo==1.{at}\n" for at, name in enumerate(("cpu", "rocm", "xpu"))

@@ -26,6 +26,7 @@ _BASES = frozenset({
     "alpine", "almalinux", "amazonlinux", "archlinux", "busybox", "centos", "debian", "fedora", "golang", "go", "node",
     "nginx", "openjdk", "postgres", "python", "redis", "rockylinux", "ruby", "rust", "ubi8", "ubi9", "ubuntu",
 })  # fmt: skip
+_ASSIGNED = frozenset({"ENV", "python", "shell", "yaml"})
 _SETTING = frozenset({"ARG", "bake", "build-arg"})
 _SHOWN = 3  # variants that a reason names
 
@@ -200,9 +201,9 @@ def _same_kind(one: Place, two: Place) -> tuple[Confidence, str] | None:
         case "bake":
             sure = close and one.scope == two.scope
             return (Confidence.LIKELY if sure else Confidence.POSSIBLE), "bake files give two values"
-        case "build-arg" | "yaml" | "git" | "ENV" if one.path != two.path:  # in one file it is a matrix
+        case "build-arg" | "yaml" | "git" | "ENV" | "shell" if one.path != two.path:  # in one file it is a matrix
             return Confidence.POSSIBLE, "two files give two values"
-    return None  # two constants of one name, in code or scripts, are two constants
+    return None  # two constants of one name in code are two constants
 
 
 def _pins(one: Place, two: Place) -> tuple[Confidence, str] | None:
@@ -243,6 +244,9 @@ def _two_kinds(one: Place, two: Place, kinds: frozenset[str]) -> tuple[Confidenc
         verdict = (Confidence.LIKELY if sure else Confidence.POSSIBLE), why
     elif anchors:
         verdict = Confidence.LIKELY, f"{_SPOKEN[other]} against the version that is built with"
+    elif one.name.upper() == two.name.upper() and kinds <= _ASSIGNED:
+        first, second = (_SPOKEN[kind] for kind in sorted(kinds))
+        verdict = (Confidence.POSSIBLE if one.stem in _BASES else Confidence.LIKELY), f"{first} against {second}"
     return verdict
 
 
