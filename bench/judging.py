@@ -108,20 +108,22 @@ def first_sitting(times: Mapping[int, float], noise: float, chance: random.Rando
         alive = [c for c in alive if c not in verdict.drop]
 
 
-def decide(key: Key, chance: random.Random, noise: float = ROUND) -> int:
-    """A whole judgement in one process, as a hearing makes it."""
-    process = key.process(chance)
-    sittings = [first_sitting(key.sitting(process, chance), noise, chance)]
-    alive = rule.contenders(sittings[0])
+def decide(key: Key, chance: random.Random, noise: float = ROUND, processes: int = 1) -> int:
+    """A whole judgement as a hearing makes it: the first sitting in one process, the others round all of them."""
+    places = [key.process(chance) for _ in range(processes)]
+    sittings = [first_sitting(key.sitting(places[0], chance), noise, chance)]
+    seats = [0]
+    alive = rule.contenders(sittings[0], processes)
     while len(alive) > 1 and len(sittings) < rule.MOST_SITTINGS:
-        times = key.sitting(process, chance)
+        seats.append(len(sittings) % processes)
+        times = key.sitting(places[seats[-1]], chance)
         sittings.append(rounds_of({c: times[c] for c in alive}, rule.SITTING, noise, chance))
         if len(sittings) >= rule.LEAST_SITTINGS:
-            verdict = rule.settle(sittings)
+            verdict = rule.settle(sittings, seats)
             if verdict.clear:
                 break
             alive = [c for c in alive if c not in verdict.drop]
-    return rule.settle(sittings).chosen if len(alive) > 1 else 0
+    return rule.settle(sittings, seats).chosen if len(alive) > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -144,14 +146,14 @@ class Score:
         )
 
 
-def score(kind: str, keys: int, seed: int = 1) -> Score:
-    """Two tunes of `keys` keys."""
+def score(kind: str, keys: int, seed: int = 1, processes: int = 1) -> Score:
+    """Two tunes of `keys` keys, each judged in `processes` processes."""
     chance = random.Random(seed)  # noqa: S311 - a simulation
     apart: list[float] = []
     worse, gained, best = 0, 0.0, 0.0
     for _ in range(keys):
         key = a_key(kind, chance)
-        one, other = (decide(key, random.Random(chance.random())) for _ in range(2))  # noqa: S311
+        one, other = (decide(key, random.Random(chance.random()), processes=processes) for _ in range(2))  # noqa: S311
         if one != other:
             apart.append(abs(key.expected(one) - key.expected(other)))
         fresh = key.sitting(key.process(chance), chance)
@@ -166,7 +168,8 @@ def main() -> None:
     """Say a row for each kind."""
     keys = int(sys.argv[-1]) if sys.argv[-1].isdecimal() else 300
     for kind in KINDS:
-        say(f"simulated, {keys} keys, noise: {kind}", score(kind, keys))
+        for processes in (1, 4):
+            say(f"simulated, {keys} keys, {processes} processes, noise: {kind}", score(kind, keys, processes=processes))
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ _KEPT_PREFIXES = (
 _SECRETS = {"DOCKER_AUTH_CONFIG"}  # although their prefix is kept: whoever needs one is handed it
 _PROXIES = {"http_proxy", "https_proxy", "no_proxy", "all_proxy", "ftp_proxy"}
 _TAIL = 20
+PIPE = subprocess.PIPE  # for `spawn`, where the caller talks with the process
 
 
 class ProgramMissing(UsageError):

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from .supervise import Nodes
 
 
+MOST_JURORS = 8  # each holds a context and the weights of one op on its device
+
+
 class NothingPlanned(UsageError):
     """The plan has no op."""
 
@@ -82,6 +85,12 @@ def _parser() -> argparse.ArgumentParser:
         help="bound of all judging: seconds times ops times buckets",
     )
     parser.add_argument(
+        "--jurors",
+        type=int,
+        metavar="N",
+        help="processes beside each rank in which choices are judged as well (default: 3 on a GPU, none on a CPU)",
+    )
+    parser.add_argument(
         "--engine-max-wait", type=float, default=7200.0, metavar="S", help="bound of an engine's own start, seconds"
     )
     parser.add_argument(
@@ -105,6 +114,8 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
     nproc = plan.layout.world if arguments.nproc is None else arguments.nproc
     if nproc < 1 or not arguments.timeout > 0 or not arguments.judge_budget > 0:
         raise UsageError("--nproc, --timeout and --judge-budget must be positive")
+    if arguments.jurors is not None and not 0 <= arguments.jurors <= MOST_JURORS:
+        raise UsageError(f"--jurors {arguments.jurors} is not between 0 and {MOST_JURORS}", hint="3 are enough")
     if not plan.ops:
         raise NothingPlanned(
             f"the plan of {plan.model} tunes nothing",
@@ -124,6 +135,8 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
     words = ["--plan", str(arguments.plan.resolve()), "--out", str(arguments.out.resolve())]
     words += ["--timeout", str(arguments.timeout)]
     words += ["--judge", arguments.judge, "--judge-budget", str(arguments.judge_budget)]
+    if arguments.jurors is not None:
+        words += ["--jurors", str(arguments.jurors)]
     words += ["--share-gpu"] * arguments.share_gpu
     if arguments.strategy:
         words += ["--strategy", arguments.strategy]

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from .attempt import read_crashes
 from .coverage import Measured
 from .cpu_shim import CPU_KNOBS
 from .device import shared_note, take_device
+from .judging.jury import GPU_JURORS, Jury
 from .ops import adapter_of
 from .ops.cutlass_fused_moe import clashes
 from .planfile import read_plan
@@ -67,6 +68,7 @@ class Options:
     previous: Path | None
     judge: str = "on"
     judge_budget: float = 0.5
+    jurors: int | None = None  # processes beside each rank in which sittings are held; None: what the device needs
     share_gpu: bool = False
     strategy: str = ""
     state: Path | None = None
@@ -100,6 +102,7 @@ class Session:
     notes: list[str] = field(default_factory=list)
     strategy: Strategy = field(default_factory=lambda: Strategy(SYNCHRONIZED, ""))
     took_up: bool = False  # whether the ranks began with entries
+    jury: Jury = field(default_factory=Jury)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -169,6 +172,7 @@ def begin(options: Options, steps: Steps) -> Session:
     plan = read_plan(options.plan)
     rank, world = life.environment()
     device = take_device(plan, share_gpu=options.share_gpu)
+    options = replace(options, jurors=jurors_wanted(options, device))
     tuner = ObservedTuner(CPU_KNOBS if device.type == "cpu" else {}, on_try=steps.attempt)
     flashinfer_api.install(tuner)
     ranks = join(rank, world, options.timeout, steps, holders(plan, world))
@@ -218,9 +222,20 @@ def deciding(options: Options, strategy: Strategy, record: Record, tuner: Observ
         "ranks": world,
         "warmup": tuner.warmup,
         "repeat": tuner.repeat,
-        "judging": [options.judge, options.judge_budget],
+        "judging": [options.judge, options.judge_budget, options.jurors],
         "share_gpu": options.share_gpu,
     }
+
+
+def jurors_wanted(options: Options, device: torch.device) -> int:
+    """How many jurors a rank has: as asked; else none on a CPU, whose kernels do not depend on the process, nor where
+    ranks share a GPU and no time means anything.
+    """
+    if options.judge == "off":
+        return 0
+    if options.jurors is not None:
+        return options.jurors
+    return GPU_JURORS if device.type == "cuda" and not options.share_gpu else 0
 
 
 def _device_facts(rank: int, device: torch.device) -> dict[str, Any]:
@@ -243,7 +258,7 @@ def _terms(plan: Plan, record: Record, options: Options) -> dict[str, Any]:
         "timeout": options.timeout,
         "strategy": options.strategy,
         "resume": [str(options.state or ""), options.resume],
-        "judging": [options.judge, options.judge_budget],
+        "judging": [options.judge, options.judge_budget, options.jurors],
         "crashed tactics": [one.told() for one in read_crashes(options.crashed)],
         "environment record": record.key_inputs(),
         "FlashInfer's environment variables": {

@@ -74,10 +74,10 @@ def check_saved(session: Session) -> tuple[Path, list[Covered]]:
             rows[index] = cover(tuner, session.plan, op, case, session.measured)
     session.seconds = time.monotonic() - session.began
     undecided = session.budget.told() if session.budget is not None else ""
-    said: list[tuple[float, dict[int, list[Covered]], list[dict[str, Any]], str]] = ranks.gather(
-        (session.seconds, rows, session.blocked, undecided)
+    said: list[tuple[float, dict[int, list[Covered]], list[dict[str, Any]], list[str]]] = ranks.gather(
+        (session.seconds, rows, session.blocked, [*session.jury.notes, undecided])
     )
-    session.notes += dict.fromkeys(note for _, _, _, note in said if note)
+    session.notes += dict.fromkeys(note for _, _, _, notes in said for note in notes if note)
     session.facts = [
         {**fact, "seconds": round(seconds, 3)} for fact, (seconds, _, _, _) in zip(session.facts, said, strict=True)
     ]
@@ -135,6 +135,7 @@ def manifest_of(
             "repeat": session.tuner.repeat,
             "judge": session.options.judge,
             "judge_budget": session.options.judge_budget,
+            "jurors": session.options.jurors,
             "share_gpu": session.options.share_gpu,
         },
         substitutions=SUBSTITUTIONS if session.device.type == "cpu" else (),

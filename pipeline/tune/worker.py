@@ -20,13 +20,30 @@ from pipeline.contract.places import CACHE_FILE
 from . import rank as life
 
 if TYPE_CHECKING:
+    from .judging.jury import Jury
+    from .ranks import Ranks
     from .steps import Steps
+
+
+_SITTING = 60.0  # seconds that a juror may take for one sitting, inputs and all
+
+
+def seat(jury: Jury, ranks: Ranks) -> None:
+    """Wait until all jurors have started, before anything is timed; what did not start on a rank no rank counts on."""
+    if not jury.jurors:
+        return
+    ranks.steps.say("seating the jurors")
+    said: list[dict[int, str]] = ranks.gather(jury.ready(ranks.steps.tick))
+    for rank, missing in enumerate(said):
+        for number, why in missing.items():
+            jury.dismiss(number, f"on rank {rank} it did not start: {why}")
 
 
 def work(options: argparse.Namespace, steps: Steps) -> None:
     """Everything one rank does."""
     steps.say("importing torch and FlashInfer")
     from .jit import prebuild
+    from .judging.jury import convened
     from .save import publish
     from .session import Options, begin
     from .settle import check_saved, manifest_of, settle
@@ -34,8 +51,11 @@ def work(options: argparse.Namespace, steps: Steps) -> None:
     from .tuning import tune
 
     session = begin(Options(**vars(options)), steps)
-    prebuild(session)
-    tune(session)
+    patience = min(_SITTING, session.options.timeout / 2)
+    with convened(session.options.jurors or 0, session.options.plan, session.device, patience) as session.jury:
+        prebuild(session)
+        seat(session.jury, session.ranks)
+        tune(session)
     owners = settle(session)
     saved, covered = check_saved(session)
     if session.ranks.rank == 0:
@@ -72,6 +92,7 @@ def main() -> int:
     parser.add_argument("--previous", type=Path)
     parser.add_argument("--judge", choices=("on", "off"), default="on")
     parser.add_argument("--judge-budget", type=float, default=0.5)
+    parser.add_argument("--jurors", type=int)
     parser.add_argument("--share-gpu", action="store_true")
     parser.add_argument("--strategy", default="")
     parser.add_argument("--state", type=Path)

@@ -1,6 +1,6 @@
 """What one GPU of compute capability 9.0 shows: plan, tune, replay in fresh processes, and the numbers.
 
-    python -m tests.gpu.bench_h200 OUT [--smoke] [--seconds 520]
+    python -m tests.gpu.bench_h200 OUT [--smoke|--brief|--pair|--once|--large] [--seconds 520]
 
 Needs torch, FlashInfer, nvcc and ninja. Every step is a process of its own with a bound; one that fails is noted and
 the next begins. OUT gets results.json, written anew after each step, log.txt, and the manifests. Plans lie beside this
@@ -244,6 +244,25 @@ def brief(bench: Bench, version: str) -> None:
     measure(bench, "off", "off-tuned-counts")
 
 
+def pair(bench: Bench, version: str) -> None:
+    """The 8B shapes in bf16 and fp8: two judged tunes, the first measured, both compared."""
+    plan = write(both(read_plan("llama-3.1-8b", version)), bench.work / "8b.plan.json")
+    tune(bench, plan, "on-1")
+    tune(bench, plan, "on-2")
+    compare(bench, ("on-1", "on-2"))
+    measure(bench, "on-1", "on-1-tuned-counts")
+    measure(bench, "on-1", "on-1-untuned-counts", "--untuned")
+
+
+def once(bench: Bench, version: str) -> None:
+    """The 8B shapes in bf16 and fp8: tuned once, judged, replayed and measured."""
+    plan = write(both(read_plan("llama-3.1-8b", version)), bench.work / "8b.plan.json")
+    tune(bench, plan, "on-1")
+    bench.step("replay on-1", ["pipeline.tune.replay", "--root", bench.work / "on-1"], 60)
+    measure(bench, "on-1", "on-1-tuned-counts")
+    measure(bench, "on-1", "on-1-untuned-counts", "--untuned")
+
+
 def large(bench: Bench, version: str) -> None:
     """Llama-3.3-70B-FP8 on one GPU: tuned once, judged, replayed and measured."""
     plan = write(read_plan("llama-3.3-70b-fp8", version), bench.work / "70b.plan.json")
@@ -253,13 +272,15 @@ def large(bench: Bench, version: str) -> None:
     measure(bench, "70b", "70b-untuned-counts", "--untuned")
 
 
+MODES = {"smoke": smoke, "brief": brief, "pair": pair, "once": once, "large": large}
+
+
 def main() -> None:
-    """Run all steps."""
+    """Run all steps, or those of a mode."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--brief", action="store_true", help="two judged tunes, measured and compared; no more")
-    parser.add_argument("--large", action="store_true", help="Llama-3.3-70B-FP8 instead of the 8B shapes")
+    for mode, what in MODES.items():
+        parser.add_argument(f"--{mode}", dest="mode", action="store_const", const=mode, help=what.__doc__)
     parser.add_argument("--seconds", type=float, default=520)
     parser.add_argument("--work", type=Path, default=Path("/tmp/bench_h200"))
     options = parser.parse_args()
@@ -268,7 +289,7 @@ def main() -> None:
     bench = Bench(options.out, options.work, time.monotonic() + options.seconds)
     record = bench.step("record", ["pipeline.tune.record"], 60)
     version = record["record"]["flashinfer"]["flashinfer_version"] if record else "0.6.16.post3"
-    (smoke if options.smoke else large if options.large else brief if options.brief else whole)(bench, version)
+    MODES.get(options.mode, whole)(bench, version)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def main(out: str, *steps: str) -> None:
         one(bench, plans[1], "synchronized", "on", "70B ", 200)
         one(bench, plans[1], "sharded", "on", "70B ", 150)
         alike(bench, "70Bsynchronized-on", "70Bsharded-on")
-        for strategy in ("synchronized", "sharded", "leader", "independent"):
+        for strategy in STRATEGIES:
             one(bench, plans[1], strategy, "off", "70B ")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,45 @@ def test_what_no_time_was_left_for_is_settled_by_rule_and_said(tuner: Tuner, pla
     assert [(row.tactic, row.decided_by) for row in manifest.covered] == [(-1, "default")] * 2
     assert all("undecided after" in row.note for row in manifest.covered)
     assert any(note.startswith("judging: 2 of 2 keys undecided within their share of 0.0 s") for note in manifest.notes)
+
+
+def test_jurors_hold_sittings_in_processes_of_their_own(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, "--jurors", "2")
+    assert done.status == 0, done.stderr
+    manifest, _ = read(tmp_path / "out")
+    assert manifest.options["jurors"] == 2
+    assert not [note for note in manifest.notes if "juror" in note]
+
+
+def test_judging_goes_on_without_a_juror_that_ends(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, "--jurors", "1", fault="juror_dies", rank=1)
+    assert done.status == 0, done.stderr
+    manifest, _ = read(tmp_path / "out")
+    (note,) = (note for note in manifest.notes if "juror" in note)
+    assert note.startswith("judging went on without juror 1: on rank")
+    assert note.endswith("it did not start: its process ended")
+
+
+def test_a_juror_answers_what_it_is_asked_and_ends_with_its_rank(tuner: Tuner, plan: Path) -> None:
+    sitting = {"op": 0, "bucket": 16, "entry": 0, "candidates": [[0, -1], [0, -1]], "rounds": 3}
+    wrong = {**sitting, "candidates": [[7, -1]]}
+    done = subprocess.run(
+        [tuner.python, "-m", "pipeline.tune.judging.juror", str(plan), "cpu"],
+        input="".join(json.dumps(one) + "\n" for one in (sitting, sitting, wrong, sitting)),
+        env=tuner.environment(), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ready, *answers = map(json.loads, done.stdout.splitlines())
+    assert ready == {"ready": True}
+    for answer in (answers[0], answers[1], answers[3]):
+        assert [len(one) for one in answer["rounds"]] == [2, 2, 2]
+        assert all(isinstance(times[0], float) for one in answer["rounds"] for times in one)
+    assert "error" in answers[2]
+
+
+def test_jurors_out_of_bounds_are_refused(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", "--jurors", "99")
+    assert (done.status, "--jurors 99 is not between 0 and 8" in done.stderr) == (2, True)
 
 
 def test_judge_off_leaves_the_argmin(tuner: Tuner, plan: Path, tmp_path: Path) -> None:

@@ -90,6 +90,23 @@ def test_a_gain_that_one_sitting_in_four_does_not_show_is_in_doubt() -> None:
     assert (verdict.chosen, verdict.best, verdict.clear) == (0, 1, False)
 
 
+def test_a_gain_that_one_process_in_four_does_not_show_is_in_doubt() -> None:
+    chance = random.Random(11)
+    seats = [0, 1, 2, 3] * 3
+    fast, slow = ({0: 0.0, 1: gain} for gain in (-0.03, 0.012))
+    sittings = [rounds_of(slow if seat == 3 else fast, 8, ROUND, chance) for seat in seats]
+    assert settle(sittings).chosen == 1  # twelve sittings, as if each told something new
+    assert settle(sittings, seats).chosen == 0
+    alike = [rounds_of(fast, 8, ROUND, chance) for _ in seats]
+    assert settle(alike, seats).chosen == 1
+
+
+def test_what_hardly_loses_in_one_process_is_heard_in_the_others() -> None:
+    rounds = rounds_of({0: 0.0, 1: 0.003, 2: 0.03}, 24, 0.0, random.Random(12))
+    assert contenders(rounds) == [0]
+    assert contenders(rounds, processes=4) == [0, 1]
+
+
 def test_one_sitting_alone_never_leaves_the_default() -> None:
     rounds = rounds_of({0: 0.0, 1: -0.08}, 48, ROUND, random.Random(9))
     assert judge(rounds).chosen == 1

@@ -7,7 +7,7 @@ still undecided then is settled by rule.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _SHARE = 4.0  # one key may take this many times the average, while the total lasts
 _RESERVE = 0.5  # of the average is kept for each key that is still to come
@@ -55,6 +55,7 @@ class Turn:
     """One key before the judge: what it has taken on the slowest rank, and what it may on the one that may least.
 
     `round_seconds` is what one candidate took in one round last. `clear` says that more time would change nothing.
+    `seats` tells for each sitting in whose process it was: 0 is the rank's own, others are its jurors'.
     """
 
     began: float
@@ -62,6 +63,7 @@ class Turn:
     allowed: float = math.inf
     round_seconds: float = 0.0
     clear: bool = False
+    seats: list[int] = field(default_factory=lambda: [0])
 
     def fits(self, seconds: float) -> bool:
         """Whether a step of so many seconds fits into what is allowed."""

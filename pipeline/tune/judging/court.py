@@ -19,8 +19,6 @@ from pipeline.contract.digest import canonical_json
 from pipeline.contract.plan import OpPlan
 from pipeline.tune import flashinfer_api
 from pipeline.tune.attempt import identity
-from pipeline.tune.coverage import settings
-from pipeline.tune.tokens import judged_tokens
 from pipeline.tune.tuner import Question
 
 from . import rule
@@ -28,6 +26,7 @@ from .bench import DEFAULT, Candidate
 from .budget import Budget, Turn
 from .hearing import Gather, Hearing
 from .judged import Judged
+from .questions import questions
 
 if TYPE_CHECKING:
     from pipeline.tune.ops import Case
@@ -47,11 +46,11 @@ def judge_op(session: Session, op: OpPlan, case: Case, known: Collection[str], g
     served = next(one for one in session.plan.ops if one.name == op.name)
     with torch.no_grad():
         for bucket in op.buckets:
-            for points in _questions(session, served, case, bucket):
-                key = points[0].lookup.key
-                if key not in known and key not in session.measured.judged:
+            for entry, points in enumerate(questions(session.tuner, session.plan, served, case, bucket)):
+                lookup = points[0].lookup
+                if lookup.hit and lookup.key not in known and lookup.key not in session.measured.judged:
                     session.ranks.steps.say(f"judging {op.name} ({op.op}) at {bucket} tokens")
-                    court.judge(bucket, points)
+                    court.judge((session.plan.ops.index(served), bucket, entry), points)
 
 
 def budget_of(session: Session) -> Budget:
@@ -59,32 +58,6 @@ def budget_of(session: Session) -> Budget:
     if session.budget is None:
         session.budget = Budget(session.options.judge_budget, session.to_judge)
     return session.budget
-
-
-def _questions(session: Session, op: OpPlan, case: Case, bucket: int) -> list[list[Question]]:
-    """For each entry that answers at `bucket`: its question there, and at other counts that it answers."""
-    counts = judged_tokens(op, session.plan, bucket)
-    if getattr(case, "one_point", False):
-        counts = [bucket]
-    found: dict[str, list[Question]] = {}
-    with settings(session.plan, op, tune=False):
-        for tokens in counts:
-            for question in _ask(session, case, tokens):
-                if question.lookup.hit and (tokens == bucket or question.lookup.key in found):
-                    found.setdefault(question.lookup.key, []).append(question)
-    return list(found.values())
-
-
-def _ask(session: Session, case: Case, tokens: int) -> list[Question]:
-    watch = session.tuner.watch
-    watch.clear()
-    watch.questions = []
-    try:
-        case.call(tokens)
-        return watch.questions
-    finally:
-        watch.questions = None
-        session.tuner.tried(None)
 
 
 @dataclass(frozen=True)
@@ -96,11 +69,16 @@ class Court:
     budget: Budget
     gather: Gather
 
-    def judge(self, bucket: int, points: Sequence[Question]) -> None:
-        """Judge one entry, asked for at `points`, and bake what was decided."""
-        turn = Turn(time.monotonic())
-        candidates = self._candidates(bucket, points[0])
-        hearing = Hearing(self.session.tuner, self.session.device, self.budget, self.gather, bucket, points, turn)
+    def judge(self, where: tuple[int, int, int], points: Sequence[Question]) -> None:
+        """Judge one entry, asked for at `points`, and bake what was decided.
+
+        `where` is the op's index in the plan, the bucket, and which of the entries that answer there.
+        """
+        turn, session = Turn(time.monotonic()), self.session
+        candidates = self._candidates(where[1], points[0])
+        hearing = Hearing(
+            session.tuner, session.device, self.budget, self.gather, where, points, turn, session.jury
+        )  # fmt: skip
         sittings, failed, error = hearing.hold(candidates, self.session.ranks.steps.tick)
         self.budget.take(turn.elapsed, clear=turn.clear or bool(error))
         if error:
@@ -118,7 +96,7 @@ class Court:
     ) -> None:
         """Bake what the sittings say; the default where there are none."""
         enough = len(sittings) >= rule.LEAST_SITTINGS
-        verdict = rule.settle(sittings if enough else sittings[:1]) if sittings else rule.UNTRIED
+        verdict = rule.settle(sittings if enough else sittings[:1], turn.seats) if sittings else rule.UNTRIED
         rounds = [one for sitting in sittings for one in sitting]
         chosen = candidates[verdict.chosen]
         key = flashinfer_api.bake(self.session.tuner, first, chosen.runner, chosen.tactic)

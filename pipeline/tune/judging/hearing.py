@@ -21,6 +21,7 @@ from pipeline.tune.tuner import ObservedTuner, Question
 from . import rule
 from .bench import Bench, Candidate, bench
 from .budget import Budget, Turn
+from .jury import Jury
 
 Gather = Callable[[Any], list[Any]]
 
@@ -30,15 +31,19 @@ _WITHIN, _LEADERS = 0.04, 8  # how near to the fastest a candidate must be, and 
 
 @dataclass(frozen=True)
 class Hearing:
-    """One key at the token counts of `points`, which its entry answers; the first is `bucket`."""
+    """One key at the token counts of `points`, which its entry answers; the first is the bucket.
+
+    `where` is the op's index in the plan, the bucket, and which of the entries that answer there.
+    """
 
     tuner: ObservedTuner
     device: torch.device
     budget: Budget
     gather: Gather
-    bucket: int
+    where: tuple[int, int, int]
     points: Sequence[Question]
     turn: Turn
+    jury: Jury
 
     def hold(
         self, candidates: Sequence[Candidate], tick: Callable[[str], None]
@@ -82,25 +87,57 @@ class Hearing:
     ) -> None:
         """What seems better than the default must be so with its tensors in other memory too: further sittings.
 
-        `first` and each later bench are kept until the end: what is freed would be handed out again.
+        They go round the processes, this one and its jurors. `first` and each later bench are kept until the end: what
+        is freed would be handed out again.
         """
         kept: list[Bench] = [first]
-        alive, turn = rule.contenders(sittings[0]), self.turn
+        turn, seats = self.turn, self._seats()
+        alive = rule.contenders(sittings[0], len(seats))
         turn.clear = alive == [0]
         while not turn.clear and len(sittings) < rule.MOST_SITTINGS:
             if not turn.fits(self.budget.building + turn.round_seconds * rule.SITTING * len(alive)):
                 return
             tick(f"{len(alive)} candidates, sitting {len(sittings)}")
-            trial, error, failed = self._build([candidates[number] for number in alive])
-            if trial is None or error or failed:
+            seat = seats[len(sittings) % len(seats)]
+            running = [candidates[number] for number in alive]
+            more = self._elsewhere(seat, running, tick) if seat else self._here(running, kept)
+            if more is None and seat == 0:
                 return
-            kept.append(trial)
-            more = self._together(trial, list(range(len(alive))), rule.SITTING)
+            if more is None:
+                seats.remove(seat)
+                continue
+            turn.seats.append(seat)
             sittings.append([{alive[place]: times for place, times in one.items()} for one in more])
             if len(sittings) >= rule.LEAST_SITTINGS:
-                verdict = rule.settle(sittings)
+                verdict = rule.settle(sittings, turn.seats)
                 turn.clear = verdict.clear
                 alive = [number for number in alive if number not in verdict.drop]
+
+    def _seats(self) -> list[int]:
+        """This process (0) and the jurors, by number, that all ranks that hold the op still have."""
+        said = self.gather(sorted(self.jury.jurors))
+        return [0, *sorted(set.intersection(*map(set, said)))]
+
+    def _here(self, candidates: Sequence[Candidate], kept: list[Bench]) -> list[rule.Round] | None:
+        """A sitting in this process; None where a rank cannot."""
+        trial, error, failed = self._build(candidates)
+        if trial is None or error or failed:
+            return None
+        kept.append(trial)
+        return self._together(trial, list(range(len(candidates))), rule.SITTING)
+
+    def _elsewhere(
+        self, number: int, candidates: Sequence[Candidate], tick: Callable[[str], None]
+    ) -> list[rule.Round] | None:
+        """A sitting with every rank's juror of that number; None where one fails, which all then do without."""
+        mine, why = self.jury.sit(number, self.where, candidates, rule.SITTING, tick)
+        said: list[tuple[list[rule.Round], str]] = self.gather((mine, why))
+        self._meet()
+        wrong = next((f"on rank {rank}: {one}" for rank, (_, one) in enumerate(said) if one), "")
+        if wrong:
+            self.jury.dismiss(number, wrong)
+            return None
+        return _mean([rounds for rounds, _ in said])
 
     def _build(self, candidates: Sequence[Candidate]) -> tuple[Bench | None, str, dict[int, str]]:
         """A bench; why some rank has none; which candidates failed on some rank."""
@@ -123,7 +160,7 @@ class Hearing:
         question = self.points[0]
         runner = type(question.runners[candidate.runner]).__name__
         tactic = flashinfer_api.tactic_json(candidate.tactic)
-        self.tuner.tried(Attempt(question.custom_op, runner, tactic, question.lookup.profile, self.bucket))
+        self.tuner.tried(Attempt(question.custom_op, runner, tactic, question.lookup.profile, self.where[1]))
 
     def _together(self, trial: Bench, alive: list[int], count: int) -> list[rule.Round]:
         """Everybody's rounds as one: the mean of the logarithmic times over the ranks."""
@@ -132,16 +169,21 @@ class Hearing:
         said = self.gather((mine, time.monotonic() - began))
         self.turn.round_seconds = max(seconds for _, seconds in said) / (count * len(alive))
         self._meet()
-        return [
-            {
-                c: tuple(math.fsum(times) / len(times) for times in zip(*(one[c] for one in same), strict=True))
-                for c in same[0]
-            }
-            for same in zip(*(rounds for rounds, _ in said), strict=True)
-        ]
+        return _mean([rounds for rounds, _ in said])
 
     def _meet(self) -> None:
         """Agree on what this key has taken, and what it may: the longest and the least of any rank."""
         said = self.gather((time.monotonic() - self.turn.began, self.budget.allow()))
         self.turn.elapsed = max(elapsed for elapsed, _ in said)
         self.turn.allowed = min(allowed for _, allowed in said)
+
+
+def _mean(ranks: Sequence[Sequence[rule.Round]]) -> list[rule.Round]:
+    """The rounds of several ranks as one: the mean of the logarithmic times."""
+    return [
+        {
+            c: tuple(math.fsum(times) / len(times) for times in zip(*(one[c] for one in same), strict=True))
+            for c in same[0]
+        }
+        for same in zip(*ranks, strict=True)
+    ]

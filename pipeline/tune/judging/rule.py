@@ -3,6 +3,8 @@
 Every round measures each candidate that is still in the running once, so a round's times belong together: clock,
 temperature and memory are the same for all. A sitting is a number of rounds with all tensors in the same place; many
 kernels are faster in one place than in another, so what decides is the scatter between sittings, not between rounds.
+And some are faster in one process than in another: where sittings were in several, the scatter between those counts
+where it is the larger.
 
     first sitting   finds who is in the running: the default and the few nearest to the fastest
     further ones    with those alone, until the comparison that decides is clear, or no more may be had
@@ -33,7 +35,9 @@ NEAR, CONTENDERS = 0.02, 4  # how near to the fastest one must be in the first s
 SITTING = 8  # rounds of a further sitting
 LEAST_SITTINGS, MOST_SITTINGS = 4, 12  # with the first one
 APART, SURE = 2.5, 2.0  # standard errors between sittings: to tell from the cut; to be surely faster than the default
+MAYBE = 0.005  # slower than the default in the first sitting by no more, a candidate may be faster in other processes
 STEADY = 0.001  # what one sitting scatters by at least, relative: a few may agree by chance
+_SEVERAL = 3  # processes, from which on the scatter between them says something
 
 Round = Mapping[int, Sequence[float]]  # candidate → ln(milliseconds) at each token count; 0 is the default
 
@@ -73,39 +77,57 @@ def centre(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(variance / n) / (1 - 2 * cut / n)
 
 
-def contenders(rounds: Sequence[Round]) -> list[int]:
+def contenders(rounds: Sequence[Round], processes: int = 1) -> list[int]:
     """Who comes to the further sittings after a first one: the default, and the few that are near the fastest.
 
-    The default alone where nothing seems faster.
+    The default alone where nothing seems faster, or with several processes to sit in, where nothing is near it.
     """
     score = {c: centre(_ratios(rounds, c, 0))[0] for c in rounds[-1] if c == 0 or not _slow_somewhere(rounds, c)}
     best = min(score.values())
-    if best > -STEADY:
+    others = [value for c, value in score.items() if c]
+    if min(others, default=math.inf) > (MAYBE if processes > 1 else -STEADY):
         return [0]
     near = sorted((c for c in score if c and score[c] <= best + NEAR), key=lambda c: (score[c], c))
     return sorted({0, *near[:CONTENDERS]})
 
 
-def settle(sittings: Sequence[Sequence[Round]]) -> Verdict:
+def settle(sittings: Sequence[Sequence[Round]], seats: Sequence[int] = ()) -> Verdict:
     """Decide from several sittings. Candidates of the last one are in the running.
 
-    Where the chosen one is not surely faster than the default, the default is chosen.
+    `seats` names the process of each sitting, where there was more than one. Where the chosen one is not surely faster
+    than the default, the default is chosen.
     """
     rounds = [one for sitting in sittings for one in sitting]
     alive = [c for c in sorted(sittings[-1][-1]) if c == 0 or not _slow_somewhere(rounds, c)]
     means = [{c: centre(_ratios(sitting, c, 0))[0] for c in alive} for sitting in sittings]
-    score = {c: math.fsum(one[c] for one in means) / len(means) for c in alive}
+    by_process = _by_process(means, seats)
+    score = {c: math.fsum(one[c] for one in by_process) / len(by_process) for c in alive}
     best = min(alive, key=lambda c: (score[c], c))
-    behind = {c: (score[c] - score[best], _scatter(means, c, best)) for c in alive}
+
+    def scatter(mine: int, other: int) -> float:
+        apart = _scatter(by_process, mine, other) if _SEVERAL <= len(by_process) < len(means) else 0.0
+        return max(apart, _scatter(means, mine, other))
+
+    behind = {c: (score[c] - score[best], scatter(c, best)) for c in alive}
     chosen, told = _first_tied(behind, APART)
     clear = all(told[c] for c in alive if c <= chosen)
     if chosen:
-        error = SURE * _scatter(means, chosen, 0)
+        error = SURE * scatter(chosen, 0)
         if score[chosen] + error > 0:
             chosen, clear = 0, score[chosen] - error > -LOW
     drop = tuple(c for c, (distance, error) in behind.items() if c and distance - APART * error > HIGH)
-    spread = SURE * _scatter(means, chosen, 0) if chosen else 0.0
+    spread = SURE * scatter(chosen, 0) if chosen else 0.0
     return Verdict(chosen, best, clear, drop, math.exp(score[chosen]), spread, _why(chosen, best))
+
+
+def _by_process(means: Sequence[Mapping[int, float]], seats: Sequence[int]) -> list[Mapping[int, float]]:
+    """The mean of each process's sittings; every sitting by itself where there is one process."""
+    if len(set(seats[: len(means)])) < _SEVERAL:
+        return list(means)
+    found: dict[int, list[Mapping[int, float]]] = {}
+    for seat, one in zip(seats, means, strict=False):
+        found.setdefault(seat, []).append(one)
+    return [{c: math.fsum(one[c] for one in same) / len(same) for c in same[0]} for same in found.values()]
 
 
 def _scatter(means: Sequence[Mapping[int, float]], mine: int, other: int) -> float:

@@ -251,6 +251,12 @@ def tactic_missing():
     _after("pipeline.tune.ops.cpu_mm", change)
 
 
+def juror_dies():
+    """A juror's process ends before it has said anything."""
+    if "pipeline.tune.judging.juror" in sys.orig_argv:
+        _after("pipeline.tune.judging.questions", lambda module: os._exit(9))
+
+
 def wrong_output():
     def change(module):
         real = module._run

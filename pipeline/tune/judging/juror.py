@@ -1,0 +1,119 @@
+"""A juror: a process beside a rank, on the same device, that times what it is asked to and decides nothing.
+
+    python -m pipeline.tune.judging.juror PLAN DEVICE     started by a rank (see `jury`), never by hand
+
+Reads one request a line from stdin and answers each with one line on stdout, both JSON. Where a process's memory lies,
+and so how fast some kernels run in it, is settled when it starts; sittings in several processes show what sittings in
+one cannot.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pipeline.tune import flashinfer_api
+from pipeline.tune.cpu_shim import CPU_KNOBS
+from pipeline.tune.ops import adapter_of
+from pipeline.tune.planfile import read_plan
+from pipeline.tune.tuner import ObservedTuner, Question
+
+from .bench import Bench, Candidate, bench
+from .questions import questions
+
+if TYPE_CHECKING:
+    from pipeline.contract.plan import Plan
+    from pipeline.tune.ops import Case
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+READY = "ready"
+
+
+@dataclass
+class Juror:
+    """The op whose inputs are held, and the benches of the key that was asked for last.
+
+    The benches of one key are kept until another is asked for: what is freed would be handed out again, and the next
+    sitting would lie where this one lay.
+    """
+
+    plan: Plan
+    device: torch.device
+    tuner: ObservedTuner
+    op: int = -1
+    case: Case | None = None
+    key: tuple[int, int, int] = (-1, -1, -1)
+    points: list[Question] = field(default_factory=list)
+    benches: list[Bench] = field(default_factory=list)
+
+    def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """One sitting: `rounds` of the candidates, each as (place of the runner, tactic), at the entry's counts.
+
+        The answer holds the natural logarithms of milliseconds by place of the candidate.
+        """
+        self._take(int(asked["op"]), int(asked["bucket"]), int(asked["entry"]))
+        wanted = [Candidate(int(r), flashinfer_api.tactic_of(tactic)) for r, tactic in asked["candidates"]]
+        trial = bench(self.points, wanted, self.device, lambda _: None)
+        if trial.failed:
+            number, why = next(iter(trial.failed.items()))
+            return {"error": f"candidate {number} failed: {why}"}
+        self.benches.append(trial)
+        rounds = trial.rounds(list(range(len(wanted))), int(asked["rounds"]))
+        return {"rounds": [[[*times] for _, times in sorted(one.items())] for one in rounds]}
+
+    def _take(self, op: int, bucket: int, entry: int) -> None:
+        if self.key == (op, bucket, entry):
+            return
+        self.key, self.points = (op, bucket, entry), []
+        self.benches.clear()
+        if self.op != op or self.case is None:
+            self.case = None
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            planned = self.plan.ops[op]
+            self.case = adapter_of(planned).make(planned, self.device, self.plan.seed)
+            self.op = op
+        self.points = questions(self.tuner, self.plan, self.plan.ops[op], self.case, bucket)[entry]
+
+
+def serve(juror: Juror, say: Callable[[Mapping[str, Any]], None]) -> None:
+    """Answer until stdin ends. What a request raises is its answer."""
+    say({READY: True})
+    for line in sys.stdin:
+        try:
+            with torch.no_grad():
+                answer = juror.answer(json.loads(line))
+        except Exception as error:  # noqa: BLE001 - the rank goes on without this sitting
+            answer = {"error": f"{type(error).__name__}: {error}"[:300]}
+        say(answer)
+
+
+def main(place: str, device: str) -> None:
+    """Set up as a rank does, without meeting anyone."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a rank that is killed takes us along
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints is no answer
+    plan, on = read_plan(Path(place)), torch.device(device)
+    if on.type == "cuda":
+        torch.cuda.set_device(on)
+    tuner = ObservedTuner(CPU_KNOBS if on.type == "cpu" else {})
+    flashinfer_api.install(tuner)
+
+    def say(answer: Mapping[str, Any]) -> None:
+        out.write(json.dumps(answer) + "\n")
+        out.flush()
+
+    serve(Juror(plan, on, tuner), say)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

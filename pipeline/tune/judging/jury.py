@@ -1,0 +1,142 @@
+"""The rank's side of its jurors: starting them, asking one at a time, doing without one that fails.
+
+    rank ── stdin, stdout ── juror 1 … juror N        on the rank's own device, one at work at a time
+
+A juror only ever lends its process to a sitting. One that ends, answers with an error or not in time is left out from
+then on, on all ranks alike, and the manifest says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from pipeline import run
+from pipeline.tune import flashinfer_api
+
+from . import rule
+from .bench import Candidate
+from .juror import READY
+
+GPU_JURORS = 3  # with the rank itself four processes: as many as a decision needs sittings
+_START = 180.0  # seconds for a juror to import and to take its device, on a machine that compiles meanwhile
+_BEAT = 1.0
+_ENDED = ""
+
+Tick = Callable[[str], None]
+
+
+@dataclass
+class Juror:
+    """One process, and the lines that it has said."""
+
+    number: int
+    stdin: IO[str]
+    lines: queue.Queue[str]
+
+    def ask(self, request: dict[str, Any]) -> None:
+        """Send one request; a process that is gone answers by its silence."""
+        with contextlib.suppress(OSError, ValueError):
+            self.stdin.write(json.dumps(request) + "\n")
+            self.stdin.flush()
+
+    def wait(self, seconds: float, tick: Tick) -> dict[str, Any]:
+        """Its next answer; `error` in it where there is none in time."""
+        deadline = time.monotonic() + seconds
+        while True:
+            tick(f"juror {self.number}")
+            try:
+                line = self.lines.get(timeout=max(0.01, min(_BEAT, deadline - time.monotonic())))
+            except queue.Empty:
+                if time.monotonic() < deadline:
+                    continue
+                return {"error": f"no answer within {seconds:.0f} s"}
+            if line == _ENDED:
+                return {"error": "its process ended"}
+            try:
+                answer = json.loads(line)
+            except ValueError:
+                return {"error": f"not understood: {line[:100]!r}"}
+            return answer if isinstance(answer, dict) else {"error": f"not understood: {line[:100]!r}"}
+
+
+@dataclass
+class Jury:
+    """The jurors of one rank. `patience` bounds one sitting, in seconds: less than the ranks wait for each other."""
+
+    jurors: dict[int, Juror] = field(default_factory=dict)
+    patience: float = 60.0
+    notes: list[str] = field(default_factory=list)
+
+    def ready(self, tick: Tick) -> dict[int, str]:
+        """Wait until all have started; why those that did not have not, by number."""
+        deadline = time.monotonic() + _START
+        answers = {number: one.wait(deadline - time.monotonic(), tick) for number, one in self.jurors.items()}
+        return {
+            number: str(answer.get("error", "it said something else"))
+            for number, answer in answers.items()
+            if not answer.get(READY)
+        }
+
+    def sit(
+        self, number: int, where: tuple[int, int, int], candidates: Sequence[Candidate], count: int, tick: Tick
+    ) -> tuple[list[rule.Round], str]:
+        """`count` rounds in the process of a juror; why there are none.
+
+        `where` is the op's index in the plan, the bucket, and which of the entries that answer there.
+        """
+        op, bucket, entry = where
+        wanted = [[one.runner, flashinfer_api.tactic_json(one.tactic)] for one in candidates]
+        juror = self.jurors[number]
+        juror.ask({"op": op, "bucket": bucket, "entry": entry, "candidates": wanted, "rounds": count})
+        answer = juror.wait(self.patience, tick)
+        if "error" in answer:
+            return [], str(answer["error"])
+        return [{place: tuple(map(float, times)) for place, times in enumerate(one)} for one in answer["rounds"]], ""
+
+    def dismiss(self, number: int, why: str) -> None:
+        """Do without a juror from now on."""
+        juror = self.jurors.pop(number, None)
+        if juror is not None:
+            self.notes.append(f"judging went on without juror {number}: {why}")
+            with contextlib.suppress(OSError):
+                juror.stdin.close()
+
+
+@contextlib.contextmanager
+def convened(count: int, plan: Path, device: torch.device, patience: float) -> Iterator[Jury]:
+    """Start the jurors, without waiting for them; end them on the way out."""
+    command = [sys.executable, "-m", "pipeline.tune.judging.juror", str(plan.resolve()), str(device)]
+    with contextlib.ExitStack() as stack:
+        jury = Jury(patience=patience)
+        for number in range(1, count + 1):
+            process = stack.enter_context(run.spawn(command, env=dict(os.environ), stdin=run.PIPE, stdout=run.PIPE))
+            assert process.stdin is not None and process.stdout is not None
+            stack.callback(process.stdin.close)
+            jury.jurors[number] = Juror(number, process.stdin, _follow(process.stdout))
+        yield jury
+
+
+def _follow(stream: IO[str]) -> queue.Queue[str]:
+    """The lines of a stream as they come; an empty one when it ends."""
+    lines: queue.Queue[str] = queue.Queue()
+
+    def read() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            for line in stream:
+                lines.put(line)
+        lines.put(_ENDED)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
