@@ -11,7 +11,7 @@ PYTEST = $(VENV)/bin/python -m pytest -q
 TUNE_TESTS = PIPELINE_TUNE_PYTHON=$(CURDIR)/$(TUNE_VENV)/bin/python PIPELINE_TUNE_OTHER=$(CURDIR)/$(TUNE_VENV)/other
 
 # Values reach the commands through the environment, never through the text of a recipe: no shell reads them.
-export MODEL TP EP PP DP DEVICE ARCH MAX_TOKENS BUCKETS OPS SKIP_OPS BACKENDS BASE_IMAGE IMAGE PREVIOUS TIMEOUT STORE TUNE_IN CACHE GPUS STRATEGY JUDGE JUDGE_BUDGET ENGINE ENGINE_ARGS ENGINE_ENV REGISTRY MATRIX TAG MOVE_TAG VERDICT KEY OUT OCI DIR
+export MODEL TP EP PP DP DEVICE ARCH MAX_TOKENS BUCKETS OPS SKIP_OPS BACKENDS BASE_IMAGE IMAGE PREVIOUS TIMEOUT STORE TUNE_IN CACHE GPUS STRATEGY JUDGE JUDGE_BUDGET JURORS ENGINE ENGINE_ARGS ENGINE_ENV REGISTRY MATRIX TAG MOVE_TAG VERDICT KEY OUT OCI DIR
 
 # An option is handed on only when its variable is set; a switch is off for 0, no, false and off.
 on = $(filter-out 0 no false off,$(1))
@@ -22,6 +22,7 @@ PLAN_OPTIONS = $(if $(TP),--tp "$$TP") $(if $(EP),--ep "$$EP") $(if $(PP),--pp "
 TUNE_OPTIONS = $(PLAN_OPTIONS) $(if $(BASE_IMAGE),--base-image "$$BASE_IMAGE") $(if $(call on,$(RETUNE)),--retune) $(if $(PREVIOUS),--previous "$$PREVIOUS") \
   $(if $(TIMEOUT),--timeout "$$TIMEOUT") $(if $(STORE),--store "$$STORE") $(if $(TUNE_IN),--tune-in "$$TUNE_IN") $(if $(CACHE),--cache "$$CACHE") \
   $(if $(GPUS),--gpus "$$GPUS") $(if $(STRATEGY),--strategy "$$STRATEGY") $(if $(JUDGE),--judge "$$JUDGE") $(if $(JUDGE_BUDGET),--judge-budget "$$JUDGE_BUDGET") \
+  $(if $(JURORS),--jurors "$$JURORS") \
   $(if $(call on,$(NO_RESUME)),--no-resume) \
   $(if $(ENGINE),--engine "$$ENGINE") $(if $(ENGINE_ARGS),--engine-args="$$ENGINE_ARGS") $(if $(ENGINE_ENV),--engine-env="$$ENGINE_ENV") \
   $(if $(filter 0 no false off,$(BAKE_JIT)),--no-bake-jit) $(if $(call on,$(REQUIRE_IDLE)),--require-idle) \
@@ -37,7 +38,7 @@ help: ## list targets and variables
 	@echo
 	@echo "  variables: MODEL TP EP PP DP DEVICE ARCH MAX_TOKENS BUCKETS OPS SKIP_OPS BACKENDS ROUND_UP BASE_IMAGE IMAGE"
 	@echo "             ACCEPT_BASE_VERSIONS RETUNE NO_RESUME PREVIOUS CACHE TUNE_IN BAKE_JIT GPUS REQUIRE_IDLE STRATEGY JUDGE"
-	@echo "             JUDGE_BUDGET ENGINE ENGINE_ARGS ENGINE_ENV TIMEOUT STORE PYTHON"
+	@echo "             JUDGE_BUDGET JURORS ENGINE ENGINE_ARGS ENGINE_ENV TIMEOUT STORE PYTHON"
 	@echo "             REGISTRY MATRIX TAG MOVE_TAG VERDICT KEY DRY_RUN OUT OCI DIR"
 
 $(VENV)/ready: requirements/host.txt requirements/dev.txt

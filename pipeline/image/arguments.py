@@ -90,6 +90,12 @@ def add_rank_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--judge-budget", type=budget, metavar="S", help="bound of judging: seconds per op and bucket, 0.01 to 3600"
     )
+    group.add_argument(
+        "--jurors",
+        choices=[str(n) for n in range(9)],
+        metavar="N",
+        help="processes beside each rank that judge, 0 to 8",
+    )
 
 
 def add_gpus(group: argparse._ActionsContainer) -> None:
@@ -141,9 +147,11 @@ def retune_request(arguments: argparse.Namespace) -> Request:
 
 def _tune_options(arguments: argparse.Namespace) -> tuple[str, ...]:
     if arguments.engine.strip():
-        if arguments.strategy or arguments.judge or arguments.judge_budget or arguments.previous is not None:
+        asked = (arguments.strategy, arguments.judge, arguments.judge_budget, arguments.jurors, arguments.previous)
+        if any(asked):
             raise ChoicesClash(
-                "an engine tunes in its own way: STRATEGY, JUDGE and PREVIOUS do not reach it", hint="leave them out"
+                "an engine tunes in its own way: STRATEGY, JUDGE, JURORS and PREVIOUS do not reach it",
+                hint="leave them out",
             )
         return ("--timeout", str(arguments.timeout), "--engine-max-wait", str(arguments.tune_max_wait))
     return _words(arguments)
@@ -151,7 +159,7 @@ def _tune_options(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 def _words(arguments: argparse.Namespace) -> tuple[str, ...]:
     words = ["--timeout", str(arguments.timeout)]
-    for name in ("strategy", "judge", "judge-budget"):
+    for name in ("strategy", "judge", "judge-budget", "jurors"):
         value = getattr(arguments, name.replace("-", "_"))
         if value:
             words += [f"--{name}", str(value)]

@@ -117,15 +117,19 @@ def finish(container: Container, what: str, *, max_wait: float, on_line: Callabl
 
     `on_line` sees what it prints as it is printed. Raise `ContainerTooSlow` with the end of its log.
     """
+    container.start()
+    if on_line is not None:
+        Thread(target=_repeat, args=(container, on_line), daemon=True).start()
+    return _await(container, what, max_wait)
+
+
+def _await(container: Container, what: str, max_wait: float) -> int:
     from requests.exceptions import ConnectionError as Disconnected
     from requests.exceptions import ReadTimeout
 
     began = time.monotonic()
-    container.start()
-    if on_line is not None:
-        Thread(target=_repeat, args=(container, on_line), daemon=True).start()
     try:
-        status = int(container.wait(timeout=max_wait)["StatusCode"])
+        return int(container.wait(timeout=max_wait)["StatusCode"])
     except (ReadTimeout, Disconnected) as error:
         said = container.logs(tail=50).decode(errors="replace").splitlines()
         raise ContainerTooSlow(
@@ -133,7 +137,6 @@ def finish(container: Container, what: str, *, max_wait: float, on_line: Callabl
             details=said,
             hint="raise the bound if the host is slow; the container was removed",
         ) from error
-    return status
 
 
 def _repeat(container: Container, on_line: Callable[[str], None]) -> None:
@@ -146,8 +149,27 @@ def _repeat(container: Container, on_line: Callable[[str], None]) -> None:
 
 def run_to_end(client: DockerClient, image: str, command: Sequence[str], sandbox: Sandbox, *, max_wait: float) -> Ended:
     """Run a container to its end, at most `max_wait` seconds; raise `ContainerTooSlow`."""
-    with created(client, image, command, sandbox) as container:
-        status = finish(container, " ".join(command[:4]), max_wait=max_wait)
-        stdout = container.logs(stdout=True, stderr=False).decode(errors="replace")
-        stderr = container.logs(stdout=False, stderr=True, tail=20).decode(errors="replace").splitlines()
+    (ended,) = run_side_by_side(client, image, command, [sandbox], max_wait=max_wait)
+    return ended
+
+
+def run_side_by_side(
+    client: DockerClient, image: str, command: Sequence[str], sandboxes: Sequence[Sandbox], *, max_wait: float
+) -> list[Ended]:
+    """Run one command in several containers at one time to their ends, all within `max_wait` seconds.
+
+    Raise `ContainerTooSlow` for the first that does not; all are removed.
+    """
+    until = time.monotonic() + max_wait
+    with contextlib.ExitStack() as stack:
+        containers = [stack.enter_context(created(client, image, command, sandbox)) for sandbox in sandboxes]
+        for container in containers:
+            container.start()
+        what = " ".join(command[:4])
+        return [_ended(one, _await(one, what, max(1.0, until - time.monotonic()))) for one in containers]
+
+
+def _ended(container: Container, status: int) -> Ended:
+    stdout = container.logs(stdout=True, stderr=False).decode(errors="replace")
+    stderr = container.logs(stdout=False, stderr=True, tail=20).decode(errors="replace").splitlines()
     return Ended(status, stdout, tuple(stderr))

@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--judge-budget",
         type=float,
-        default=0.5,
+        default=1.0,
         metavar="S",
         help="bound of all judging: seconds times ops times buckets",
     )

@@ -33,7 +33,14 @@ class Bench:
         self.found: dict[str, Any] = {}
         out.mkdir(parents=True, exist_ok=True)
         self.work.mkdir(exist_ok=True)
-        self.env = {**os.environ, **LOOPBACK, "FLASHINFER_WORKSPACE_BASE": str(self.work / "workspace")}
+        # torchrun puts a script's own folder on the path, not the folder that it was started in
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        self.env = {
+            **os.environ,
+            **LOOPBACK,
+            "PYTHONPATH": path,
+            "FLASHINFER_WORKSPACE_BASE": str(self.work / "workspace"),
+        }
 
     def put(self, name: str, value: Any) -> None:
         self.found[name] = value
