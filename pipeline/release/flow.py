@@ -15,6 +15,7 @@ from pipeline.contract.exits import Exit
 from pipeline.contract.manifest import Manifest
 from pipeline.home import cache_home
 from pipeline.image import base as bases
+from pipeline.image.caches import collect
 from pipeline.image.flow import finish, give_name
 from pipeline.image.guard import connected, translated
 from pipeline.image.naming import gpu_of, key_of
@@ -207,9 +208,9 @@ class Release:
 
     def _one(self, registry: Registry, job: _Job) -> Row:
         """Tune or take, bake, verify, push, attach, sign, tag."""
+        _refuse_strangers(job, [one.manifest for one in collect(job.cell.caches)] if job.cell.caches else [])
         done = finish(job.request, job.prepared, Clock(), self._log)
         give_name(done)
-        _refuse_strangers(job, done.manifests)
         verdicts = proofs(done.verdict, read_verdicts(job.cell.verdicts))
         names = replace(
             job.names,
@@ -248,8 +249,6 @@ def _base_is_here(client: DockerClient, request: Request) -> bool:
 
 def _refuse_strangers(job: _Job, manifests: Sequence[Manifest]) -> None:
     """Raise `CachesOfAnother` where imported caches are not what the cell's name says."""
-    if not job.cell.caches:
-        return
     wrong = []
     wanted = job.prepared.plan
     for manifest in manifests:
