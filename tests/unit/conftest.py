@@ -8,6 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long one example takes says nothing where other processes want the processors too.
+settings.register_profile("shared", deadline=None)
+settings.load_profile("shared")
 
 ROOT = Path(__file__).resolve().parents[2]
 

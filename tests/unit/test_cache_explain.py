@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -334,8 +334,9 @@ def test_ten_thousand_entries_in_half_a_second(tmp_path):
     command = [sys.executable, "-m", "pipeline", "explain", str(path), "--env", str(env)]
     took = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        took.append(time.perf_counter() - began)
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)  # of processors, which others may want too
+        took.append(ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime)
         assert done.returncode == 7, done.stderr
     assert min(took) < 2.0, took  # the figure of 0.5 s is the benchmark's; this only catches what went badly wrong
