@@ -16,6 +16,7 @@ REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _LONGEST = 4096  # characters of a value; names that name others twice each double it every time
 _DEEPEST = 50  # names behind each other
 _FOLLOWED = 10_000  # names that lead back, each by several ways, would be followed for ever
+_PLAIN = re.compile(r"\d+(?:\.\d+)*(?:\.post\d+)?")  # surely a version (PEP 440), without a slow import
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f$\\\"'`]|^\s|\s$")
 
 
@@ -181,6 +182,8 @@ class _Walk:
         return found
 
     def pep440(self, variable: Variable, why: str) -> None:
+        if _PLAIN.fullmatch(variable.value):
+            return
         from packaging.version import InvalidVersion, Version
 
         try:
