@@ -89,13 +89,14 @@ def test_a_juror_answers_what_it_is_asked_and_ends_with_its_rank(tuner: Tuner, p
     wrong = {**sitting, "candidates": [[7, -1]]}
     done = subprocess.run(
         [tuner.python, "-m", "pipeline.tune.judging.juror", str(plan), "cpu"],
-        input="".join(json.dumps(one) + "\n" for one in (sitting, sitting, wrong, sitting)),
+        input="".join(json.dumps(one) + "\n" for one in (sitting, sitting, wrong, {"release": True}, sitting)),
         env=tuner.environment(), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     ready, *answers = map(json.loads, done.stdout.splitlines())
     assert ready == {"ready": True}
-    for answer in (answers[0], answers[1], answers[3]):
+    assert answers[3] == {"release": True}
+    for answer in (answers[0], answers[1], answers[4]):
         assert [len(one) for one in answer["rounds"]] == [2, 2, 2]
         assert all(isinstance(times[0], float) for one in answer["rounds"] for times in one)
     assert "error" in answers[2]

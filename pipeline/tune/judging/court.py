@@ -51,6 +51,7 @@ def judge_op(session: Session, op: OpPlan, case: Case, known: Collection[str], g
                 if lookup.hit and lookup.key not in known and lookup.key not in session.measured.judged:
                     session.ranks.steps.say(f"judging {op.name} ({op.op}) at {bucket} tokens")
                     court.judge((session.plan.ops.index(served), bucket, entry), points)
+    session.jury.release(session.ranks.steps.tick)
 
 
 def budget_of(session: Session) -> Budget:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pipeline.tune.ops import Case
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-READY = "ready"
+READY, RELEASE = "ready", "release"
 
 
 @dataclass
@@ -58,8 +58,12 @@ class Juror:
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """One sitting: `rounds` of the candidates, each as (place of the runner, tactic), at the entry's counts.
 
-        The answer holds the natural logarithms of milliseconds by place of the candidate.
+        The answer holds the natural logarithms of milliseconds by place of the candidate. Asked to release, it gives
+        the memory back instead.
         """
+        if asked.get(RELEASE):
+            self._drop()
+            return {RELEASE: True}
         self._take(int(asked["op"]), int(asked["bucket"]), int(asked["entry"]))
         wanted = [Candidate(int(r), flashinfer_api.tactic_of(tactic)) for r, tactic in asked["candidates"]]
         trial = bench(self.points, wanted, self.device, lambda _: None)
@@ -76,13 +80,19 @@ class Juror:
         self.key, self.points = (op, bucket, entry), []
         self.benches.clear()
         if self.op != op or self.case is None:
-            self.case = None
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            self._drop()
+            self.key = (op, bucket, entry)
             planned = self.plan.ops[op]
             self.case = adapter_of(planned).make(planned, self.device, self.plan.seed)
             self.op = op
         self.points = questions(self.tuner, self.plan, self.plan.ops[op], self.case, bucket)[entry]
+
+    def _drop(self) -> None:
+        """Give the memory back that an op's inputs took."""
+        self.op, self.key, self.case, self.points = -1, (-1, -1, -1), None, []
+        self.benches.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def serve(juror: Juror, say: Callable[[Mapping[str, Any]], None]) -> None:

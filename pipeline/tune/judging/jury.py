@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import torch
 
@@ -27,7 +27,7 @@ from pipeline.tune import flashinfer_api
 
 from . import rule
 from .bench import Candidate
-from .juror import READY
+from .juror import READY, RELEASE
 
 GPU_JURORS = 3  # with the rank itself four processes: as many as a decision needs sittings
 _START = 180.0  # seconds for a juror to import and to take its device, on a machine that compiles meanwhile
@@ -37,13 +37,22 @@ _ENDED = ""
 Tick = Callable[[str], None]
 
 
+class Process(Protocol):
+    """What `pipeline.run.spawn` yields, as far as it is needed here."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
 @dataclass
 class Juror:
     """One process, and the lines that it has said."""
 
     number: int
+    process: Process
     stdin: IO[str]
     lines: queue.Queue[str]
+    used: bool = False  # since it last gave its memory back
 
     def ask(self, request: dict[str, Any]) -> None:
         """Send one request; a process that is gone answers by its silence."""
@@ -99,6 +108,7 @@ class Jury:
         op, bucket, entry = where
         wanted = [[one.runner, flashinfer_api.tactic_json(one.tactic)] for one in candidates]
         juror = self.jurors[number]
+        juror.used = True
         juror.ask({"op": op, "bucket": bucket, "entry": entry, "candidates": wanted, "rounds": count})
         answer = juror.wait(self.patience, tick)
         if "error" in answer:
@@ -110,8 +120,17 @@ class Jury:
         juror = self.jurors.pop(number, None)
         if juror is not None:
             self.notes.append(f"judging went on without juror {number}: {why}")
-            with contextlib.suppress(OSError):
-                juror.stdin.close()
+            juror.process.kill()  # whatever it still runs would disturb the others
+
+    def release(self, tick: Tick) -> None:
+        """Let the jurors give back what an op took: the rank may need the memory for the next."""
+        for number, juror in list(self.jurors.items()):
+            if juror.used:
+                juror.used = False
+                juror.ask({RELEASE: True})
+                answer = juror.wait(self.patience, tick)
+                if not answer.get(RELEASE):
+                    self.dismiss(number, str(answer.get("error", "it said something else")))
 
 
 @contextlib.contextmanager
@@ -124,7 +143,7 @@ def convened(count: int, plan: Path, device: torch.device, patience: float) -> I
             process = stack.enter_context(run.spawn(command, env=dict(os.environ), stdin=run.PIPE, stdout=run.PIPE))
             assert process.stdin is not None and process.stdout is not None
             stack.callback(process.stdin.close)
-            jury.jurors[number] = Juror(number, process.stdin, _follow(process.stdout))
+            jury.jurors[number] = Juror(number, process, process.stdin, _follow(process.stdout))
         yield jury
 
 
