@@ -37,9 +37,10 @@ def _silent(host: str, source: str, error: OSError) -> EngineSilent:
     undo = {"DOCKER_HOST": "unset DOCKER_HOST", "default socket": "look into its log"}.get(
         source, "`docker context use default`"
     )
-    return EngineSilent(
-        f"no Docker Engine answers at {host} ({source}): {_reason(error)}", hint=f"start that engine, or {undo}"
-    )
+    mend = "start that engine"
+    if host.startswith("ssh://"):
+        mend = f"`docker --host {host} version` must work without asking for anything"
+    return EngineSilent(f"no Docker Engine answers at {host} ({source}): {_reason(error)}", hint=f"{mend}, or {undo}")
 
 
 def _ask(host: str, source: str, tls: Tls | None) -> Answers:
@@ -49,6 +50,10 @@ def _ask(host: str, source: str, tls: Tls | None) -> Answers:
         headers = wire.ping(address).headers
         info = wire.get_json(address, "/info", timeout=15.0)
         return Answers(info, headers.get("api-version", ""), podman="libpod" in headers.get("server", "").lower())
+    if address.scheme == "ssh":
+        from .ssh import reach
+
+        reach(address.text)
     from .client import ask  # ssh and TLS are the docker SDK's
 
     return ask(address.text, tls)

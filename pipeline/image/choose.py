@@ -55,9 +55,15 @@ def _choose(request: Request, prepared: Prepared) -> Way:
     if not lacks:
         return Way("device stage", f"the builder gave a RUN step {gpus.named}")
     if asked == "stage":
+        runtime = prepared.engine.default_runtime
+        other = (
+            "which it is here, but it gives a step every GPU: leave GPUS= out"
+            if runtime == "nvidia"
+            else f"which is {runtime or 'not known'} here"
+        )
         raise StageWithoutGpu(
             f"TUNE_IN=stage: no builder of this engine gives a RUN step a GPU: {lacks}",
-            details=["the classic builder does where the engine's default runtime is nvidia, which it is not here"],
+            details=[f"the classic builder does where the engine's default runtime is nvidia, {other}"],
             hint="TUNE_IN=container uses the engine's CDI devices or its nvidia runtime",
         )
     return Way("container", f"the engine gives containers its GPUs by {gpus.access}, and no build step: {lacks}")

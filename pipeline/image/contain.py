@@ -36,17 +36,21 @@ class Sandbox:
     environment: Mapping[str, str] = field(default_factory=dict)
     shm_size: int = 1 << 30
     gpus: Gpus = NO_GPUS
+    host_pids: bool = False  # see the processes of the engine's host
     volume: tuple[str, bytes] | None = None  # a path, and a tar stream that is unpacked there before the start
 
     def options(self) -> dict[str, Any]:
         """The docker SDK's arguments; never any network."""
         chosen: dict[str, Any] = {
             "network_mode": "none",
+            "working_dir": "/",  # Python looks for modules there first, and the image's own may hold a `pipeline`
             "environment": dict(self.environment),
             "shm_size": self.shm_size,
             "labels": {LABEL: "running"},
         }
         chosen |= self.gpus.options()
+        if self.host_pids:
+            chosen["pid_mode"] = "host"
         if self.volume is not None:
             chosen["volumes"] = [self.volume[0]]  # a nameless one, removed with the container
         if self.user:
@@ -57,7 +61,17 @@ class Sandbox:
 
     def words(self) -> list[str]:
         """The docker CLI's words for the same."""
-        words = ["--network", "none", "--shm-size", str(self.shm_size), "--entrypoint", "", *self.gpus.words()]
+        words = [
+            "--network",
+            "none",
+            "--workdir",
+            "/",
+            "--shm-size",
+            str(self.shm_size),
+            "--entrypoint",
+            "",
+            *self.gpus.words(),
+        ]
         for name, value in sorted(self.environment.items()):
             words += ["--env", f"{name}={value}"]
         if self.user:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pipeline.contract.errors import BuildError, UsageError
+from pipeline.contract.errors import PipelineError, UsageError
 
 from .contain import Sandbox, run_to_end
-from .gpus import CdiUnknown, DriverTooOld, Gpu, Gpus, NoGpu
+from .gpus import Gpu, Gpus
+from .refusals import BaseWithoutPython, ProbeFailed, refusal
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -55,18 +57,11 @@ print(json.dumps({
 
 
 _PATIENCE = 120.0  # seconds that a probe may take
-
-
-class BaseWithoutPython(UsageError):
-    """The base image has no usable Python 3."""
+OLDEST_PYTHON = (3, 11)  # which /opt/pipeline is written for
 
 
 class BaseWithoutGlibc(UsageError):
     """The base image is not built on glibc, for which the wheels are made."""
-
-
-class ProbeFailed(BuildError):
-    """A container of the base image did not start."""
 
 
 @dataclass(frozen=True)
@@ -109,32 +104,7 @@ def probe(client: DockerClient, image: str, offer: Gpus) -> tuple[BaseFacts, Gpu
     try:
         ended = run_to_end(client, image, ["python3", "-c", _PROBE], Sandbox(gpus=offer), max_wait=_PATIENCE)
     except APIError as error:
-        said = str(error.explanation or error)
-        if "executable file not found" in said or "no such file" in said.lower():
-            raise BaseWithoutPython(
-                f"base image {image} has no python3",
-                hint="choose a BASE_IMAGE with Python 3, or leave BASE_IMAGE out",
-            ) from error
-        if "CDI" in said:
-            raise CdiUnknown(
-                f"the engine cannot give a container {offer.named}: {said[:200]}",
-                hint="`docker info` lists its CDI devices, `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml` "
-                "makes them; see GPUS=",
-            ) from error
-        if "unsatisfied condition: cuda" in said:  # NVIDIA's runtime reads NVIDIA_REQUIRE_CUDA of the image
-            raise DriverTooOld(
-                f"the host's driver is too old for base image {image}: {said[said.index('unsatisfied') :][:120]}",
-                hint="update the driver, or choose a BASE_IMAGE made for an older CUDA",
-            ) from error
-        if 'runtime "nvidia"' in said or "could not select device driver" in said:
-            raise NoGpu(
-                f"the engine cannot give a container its GPUs: {said[:200]}",
-                hint="install NVIDIA's container toolkit on the engine's host (`nvidia-ctk cdi generate`)",
-            ) from error
-        raise ProbeFailed(
-            f"a container of base image {image} did not start: {said[:200]}",
-            hint="try `docker run --rm --entrypoint python3 IMAGE --version`",
-        ) from error
+        raise refusal(image, offer, str(error.explanation or error)) from error
     try:
         told: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError) as error:
@@ -143,6 +113,12 @@ def probe(client: DockerClient, image: str, offer: Gpus) -> tuple[BaseFacts, Gpu
             details=ended.stderr,
             hint="try `docker run --rm --entrypoint python3 IMAGE --version`",
         ) from error
+    if tuple(int(part) for part in told["python"].split(".")) < OLDEST_PYTHON:
+        raise BaseWithoutPython(
+            f"python3 of base image {image} is {told['python']}; "
+            f"{'.'.join(map(str, OLDEST_PYTHON))} or newer is needed",
+            hint="choose a BASE_IMAGE with a newer Python, or leave BASE_IMAGE out",
+        )
     name, version = told["libc"]
     if name != "glibc":
         raise BaseWithoutGlibc(
@@ -164,7 +140,34 @@ def probe(client: DockerClient, image: str, offer: Gpus) -> tuple[BaseFacts, Gpu
         bool(told["compiler"]),
         told["cuda"],
     )
-    return facts, read_gpus(told, offer)
+    gpus = read_gpus(told, offer)
+    if any(gpu.busy for gpu in gpus.gpus):
+        gpus = replace(gpus, processes=_processes(client, image, offer) or gpus.processes)
+    return facts, gpus
+
+
+def _processes(client: DockerClient, image: str, offer: Gpus) -> tuple[str, ...]:
+    """Who holds memory on the GPUs, asked among the host's processes; nothing where the engine does not allow that.
+
+    The driver knows no PID namespace: in one, nvidia-smi names no process (NVIDIA/nvidia-docker#179).
+    """
+    from docker.errors import APIError
+
+    words = [
+        "nvidia-smi",
+        "--query-compute-apps=gpu_uuid,pid,process_name,used_memory",
+        "--format=csv,noheader,nounits",
+    ]
+    with contextlib.suppress(APIError, PipelineError):
+        ended = run_to_end(client, image, words, Sandbox(gpus=offer, host_pids=True), max_wait=_PATIENCE)
+        if ended.status == 0:
+            rows = [[word.strip() for word in line.split(",")] for line in ended.stdout.splitlines()]
+            return _named(rows)
+    return ()
+
+
+def _named(rows: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    return tuple(f"process {row[1]} ({row[2]}) holds {row[3]} MiB" for row in rows if len(row) == 4)
 
 
 def read_gpus(told: Mapping[str, Any], offer: Gpus) -> Gpus:
@@ -173,9 +176,7 @@ def read_gpus(told: Mapping[str, Any], offer: Gpus) -> Gpus:
     gpus = tuple(
         Gpu(row[0], row[1], row[2], int(row[3]) if row[3].isdecimal() else 0, mig=row[5] == "Enabled") for row in rows
     )
-    processes = tuple(
-        f"process {row[1]} ({row[2]}) holds {row[3]} MiB" for row in told.get("processes", ()) if len(row) == 4
-    )
+    processes = _named(told.get("processes", ()))
     major, minor = told.get("driver_cuda") or (0, 0)
     cuda = (int(major), int(minor)) if major else None
     return Gpus(offer.access, offer.devices, rows[0][4] if rows else "", gpus, processes, cuda)

@@ -121,7 +121,7 @@ class ClassicFiller:
         """
         words = " ".join(command([*self.options, *self.unfinished.options()]))
         return (
-            f"FROM {self.tuner}\nUSER root\nCOPY previous {_PREVIOUS}\n"
+            f"FROM {self.tuner}\nUSER root\nWORKDIR /\nCOPY previous {_PREVIOUS}\n"
             f"{f'COPY state {STATE_ROOT}' if state else '# nothing to take up'}\n"
             f"RUN : attempt {secrets.token_hex(8)} && FLASHINFER_WORKSPACE_BASE={WORKSPACE} {words}\n"
         )

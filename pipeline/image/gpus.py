@@ -59,6 +59,11 @@ class Gpu:
     mig: bool = False
 
     @property
+    def busy(self) -> bool:
+        """Whether others hold more memory than the driver itself does."""
+        return self.memory_used > _BUSY
+
+    @property
     def arch(self) -> str:
         """FlashInfer's name for the architecture: `90a`, `100a`, `120f`, `89`."""
         number = int(self.capability.replace(".", ""))
@@ -159,9 +164,10 @@ def check(found: Gpus, ranks: int, *, require_idle: bool) -> list[str]:
             "toolkit (`nvidia-ctk cdi generate`); or DEVICE=cpu",
         )
     if len(found.gpus) < ranks:
+        fits = 1 << (len(found.gpus).bit_length() - 1)  # heads and widths are shared out by powers of two
         raise TooFewGpus(
             f"{ranks} ranks need {ranks} GPUs, the engine offers {len(found.gpus)}",
-            hint=f"TP={len(found.gpus)} fits this host; or tune where there are more, and import with CACHE=",
+            hint=f"TP={fits} fits this host; or tune where there are more, and import with CACHE=",
         )
     names = sorted({gpu.name for gpu in found.gpus})
     if len(names) > 1:
@@ -176,7 +182,7 @@ def check(found: Gpus, ranks: int, *, require_idle: bool) -> list[str]:
             f"{slices[0].name} is in MIG mode, and {ranks} ranks need a GPU each: CUDA gives a process one slice",
             hint="`nvidia-smi -mig 0` turns MIG off; or TP=1 on one slice, GPUS=nvidia.com/gpu=0:0",
         )
-    busy = [f"{gpu.name} ({gpu.uuid}): {gpu.memory_used} MiB in use" for gpu in found.gpus if gpu.memory_used > _BUSY]
+    busy = [f"{gpu.name} ({gpu.uuid}): {gpu.memory_used} MiB in use" for gpu in found.gpus if gpu.busy]
     if busy and require_idle:
         raise BusyGpu(
             f"{len(busy)} of the GPUs are in use: {busy[0]}",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import log
 from pipeline.contract.digest import sha256_bytes, sha256_file, sha256_json
-from pipeline.contract.errors import DriftError
+from pipeline.contract.errors import DriftError, UsageError
 from pipeline.contract.files import write_whole
 from pipeline.contract.plan import Plan
 from pipeline.home import cache_home
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 class RenderedFilesDiffer(DriftError):
     """A committed file was edited by hand, or versions.json was and `pipeline sync` did not run."""
+
+
+class GpusForCpu(UsageError):
+    """GPUS= is set, and nothing runs on a GPU."""
 
 
 class BaseVersionsDiffer(DriftError):
@@ -109,6 +113,10 @@ def _check_versions(facts: BaseFacts, versions: Versions, request: Request) -> N
 
 def _offer(request: Request, engine: Engine) -> Gpus:
     if request.device == "cpu":
+        if request.gpus:
+            raise GpusForCpu(
+                f"GPUS={request.gpus} chooses GPUs, and DEVICE=cpu uses none", hint="leave one of them out"
+            )
         return Gpus()
     offer = offered(engine, wanted=request.gpus)
     if request.device == "cuda" and offer.access == "none" and not request.caches:

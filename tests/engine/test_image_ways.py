@@ -19,10 +19,15 @@ SMALL = ("--tp", "1", "--buckets", "1,4", "--ops", "qkv", "--judge", "off")
 
 @pytest.fixture(scope="module")
 def serving(client: Any, built: dict[str, Any]) -> Iterator[str]:
-    """Somebody's serving image: torch and FlashInfer inside, with its own user, entry point, label and environment."""
-    container = client.containers.create(
-        built["image_id"], ["rm", "-rf", "/opt/flashinfer_autotune_cache"], entrypoint=[], user="0:0"
+    """Somebody's serving image: torch and FlashInfer inside, with its own user, entry point, label and environment.
+
+    In its working directory lies a `pipeline` that is theirs, where `python3 -m` looks first.
+    """
+    make = (
+        "rm -rf /opt/flashinfer_autotune_cache && mkdir -p /srv/pipeline && "
+        "echo 'raise SystemExit(7)' > /srv/pipeline/__init__.py"
     )
+    container = client.containers.create(built["image_id"], ["sh", "-c", make], entrypoint=[], user="0:0")
     try:
         container.start()
         container.wait()
@@ -31,6 +36,7 @@ def serving(client: Any, built: dict[str, Any]) -> Iterator[str]:
             "base",
             changes=[
                 "USER 1234:1234",
+                "WORKDIR /srv",
                 'ENTRYPOINT ["/bin/echo", "serving"]',
                 'CMD ["with", "defaults"]',
                 "LABEL theirs=kept",
@@ -61,7 +67,7 @@ def test_on_top_of_a_serving_image_only_our_layers_are_added(
         below = base.attrs["RootFS"]["Layers"]
         assert made.attrs["RootFS"]["Layers"][: len(below)] == below
         config = made.attrs["Config"]
-        assert config["User"] == "1234:1234"
+        assert (config["User"], config["WorkingDir"]) == ("1234:1234", "/srv")
         assert config["Labels"]["theirs"] == "kept"
         assert "THEIRS=kept" in config["Env"]
         assert config["Entrypoint"][0].endswith("pipeline-run")

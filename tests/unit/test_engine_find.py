@@ -18,7 +18,7 @@ import pytest
 
 from pipeline.__main__ import main
 from pipeline.contract.exits import Exit
-from pipeline.engine import errors, finding, wire
+from pipeline.engine import errors, finding, ssh, wire
 from pipeline.engine.facts import Answers, Engine, Tls, engine_from
 from pipeline.engine.places import places
 
@@ -215,6 +215,26 @@ def test_a_context_that_does_not_answer_names_itself(serve: Serve, folder: Path)
     ) as caught:
         finding.find()
     assert "docker context use default" in caught.value.hint
+
+
+def test_a_host_behind_ssh_that_cannot_be_reached_is_said_in_ssh_s_words_within_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "ssh"
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\necho Permission denied. >&2\nexit 255\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(errors.EngineSilent, match=r"ssh://me@Box:2222 \(DOCKER_HOST\): Permission denied") as caught:
+        finding.at_address("ssh://me@Box:2222", "DOCKER_HOST")
+    assert "docker --host ssh://me@Box:2222 version" in caught.value.hint
+    said = (tmp_path / "asked").read_text()
+    assert said == "-o ConnectTimeout=15 -l me -p 2222 -- Box docker system dial-stdio\n"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    with pytest.raises(OSError, match="did not finish within 0 s"):
+        ssh.reach("ssh://box", patience=0.3)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(OSError, match="ssh was not found"):
+        ssh.reach("ssh://box")
 
 
 def test_an_unknown_context_says_who_asks_for_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

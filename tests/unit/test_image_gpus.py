@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from pipeline.image.gpus import (
     check_driver,
     offered,
 )  # fmt: skip
+from pipeline.image.refusals import BaseWithoutPython, GpuFilesGone, ProbeFailed
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = Gpu("NVIDIA H200", "GPU-1", "9.0", 4)
@@ -78,6 +80,16 @@ def test_a_device_that_does_not_exist_is_named(wanted: str) -> None:
     assert int(caught.value.exit_code) == 2
 
 
+def test_gpus_are_not_chosen_for_a_plan_on_a_cpu() -> None:
+    from pipeline.image.prepare import GpusForCpu, _offer
+
+    request: Any = type("Request", (), {"device": "cpu", "gpus": "0"})
+    with pytest.raises(GpusForCpu, match="DEVICE=cpu uses none"):
+        _offer(request, ALL)
+    request.gpus = ""
+    assert _offer(request, ALL) == Gpus()
+
+
 def test_the_sdk_s_arguments_and_the_cli_s_words_agree() -> None:
     chosen = Gpus("cdi", devices=("nvidia.com/gpu=0", "nvidia.com/gpu=1"))
     (request,) = chosen.options()["device_requests"]
@@ -96,6 +108,7 @@ def test_the_sdk_s_arguments_and_the_cli_s_words_agree() -> None:
     [
         ((), 1, NoGpu, "sees no GPU", "DEVICE=cpu"),
         ((H200,), 2, TooFewGpus, "2 ranks need 2 GPUs, the engine offers 1", "TP=1"),
+        ((H200,) * 3, 4, TooFewGpus, "4 ranks need 4 GPUs, the engine offers 3", "TP=2"),
         ((H200, L4), 1, MixedGpus, "NVIDIA H200, NVIDIA L4", "GPUS=0,1"),
         ((H200, H200, L4), 2, MixedGpus, "differ", "GPUS="),
         ((replace(H200, mig=True),) * 2, 2, MigRanks, "MIG mode", "nvidia-smi -mig 0"),
@@ -165,6 +178,22 @@ class Client:
         ("nvidia-container-cli: requirement error: unsatisfied condition: cuda>=13.0, please update", DriverTooOld),
         ('could not select device driver "" with capabilities: [[gpu]]', NoGpu),
         ('unknown or invalid runtime name: runtime "nvidia"', NoGpu),
+        ("nvidia-container-cli: device error: 9: unknown device", CdiUnknown),
+        ("nvidia-container-cli: initialization error: nvml error: driver/library version mismatch", NoGpu),
+        # Engine 26.1.5 and its runc, for a CDI specification whose files are gone
+        (
+            'error mounting "/usr/lib/libcuda.so.535" to rootfs at "/usr/lib/libcuda.so.535": stat '
+            "/usr/lib/libcuda.so.535: no such file or directory",
+            GpuFilesGone,
+        ),
+        (
+            "CDI device injection failed: failed to inject devices: failed to stat CDI host device "
+            '"/dev/nvidia0": no such file or directory',
+            GpuFilesGone,
+        ),
+        ("error running hook #0: fork/exec /usr/bin/nvidia-ctk: no such file or directory", GpuFilesGone),
+        ('exec: "python3": executable file not found in $PATH', BaseWithoutPython),
+        ("toomanyrequests", ProbeFailed),
     ],
 )
 def test_an_engine_s_refusal_is_named(said: str, error: type[PipelineError], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +207,52 @@ def test_an_engine_s_refusal_is_named(said: str, error: type[PipelineError], mon
     with pytest.raises(error) as caught:
         probe(client, "base", offered(ALL))
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(("python", "fine"), [("3.9", False), ("3.10", False), ("3.11", True), ("4.0", True)])
+def test_a_base_whose_python_is_too_old_for_our_code_is_refused(
+    python: str, fine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {
+        "python": python, "machine": "x86_64", "libc": ["glibc", "2.36"], "venv": True, "compiler": False, "cuda": "",
+        "packages": {"torch": "2.11.0", "flashinfer-python": "0.6.16.post3"},
+    }  # fmt: skip
+    monkeypatch.setattr("pipeline.image.facts.run_to_end", lambda *_w, **_m: Ended(0, json.dumps(told), ()))
+    client: Any = Client()
+    if fine:
+        assert probe(client, "base", Gpus())[0].python == python
+        return
+    with pytest.raises(BaseWithoutPython, match=rf"is {re.escape(python)}; 3\.11 or newer"):
+        probe(client, "base", Gpus())
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_who_uses_a_busy_gpu_is_asked_among_the_host_s_processes(
+    allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from docker.errors import APIError
+
+    told = {
+        "python": "3.12", "machine": "x86_64", "libc": ["glibc", "2.36"], "venv": True, "compiler": False, "cuda": "",
+        "packages": {"torch": "", "flashinfer-python": ""}, "processes": [],
+        "gpus": [["NVIDIA H200", "GPU-1", "9.0", "9000", "580.1", "Disabled"]],
+    }  # fmt: skip
+
+    def run(_client: Any, _image: str, words: list[str], sandbox: Any, **_more: Any) -> Ended:
+        if words[0] == "python3":
+            assert "pid_mode" not in sandbox.options()
+            return Ended(0, json.dumps(told), ())
+        assert sandbox.options()["pid_mode"] == "host"
+        if not allowed:
+            raise APIError("400", explanation="cannot share the host PID namespace when user namespaces are enabled")
+        return Ended(0, "GPU-1, 4711, python, 8996\n", ())
+
+    monkeypatch.setattr("pipeline.image.facts.run_to_end", run)
+    client: Any = Client()
+    _, gpus = probe(client, "base", offered(ALL))
+    assert gpus.processes == (("process 4711 (python) holds 8996 MiB",) if allowed else ())
+    said = check(gpus, 1, require_idle=False)
+    assert ("process 4711" in said[-1]) == allowed
 
 
 def test_the_probe_runs_under_the_oldest_python_s_syntax() -> None:
@@ -241,10 +316,11 @@ def test_a_builder_is_asked_only_when_it_may_know_devices(tmp_path: Path, monkey
     assert text != devicerun.probe_dockerfile("b", ("nvidia.com/gpu=all",)), "an earlier answer would be cached"
 
 
-def prepared(access: str) -> Any:
+def prepared(access: str, runtime: str = "runc") -> Any:
     class Prepared:
         plan = type("Plan", (), {"device": "cuda"})
         gpus = Gpus(access)  # type: ignore[arg-type]
+        engine = type("Engine", (), {"default_runtime": runtime})
         base = type("Base", (), {"reference": "b"})
         builder = Builder({}, b"", Path(), Path(), Path("log"))
 
@@ -267,6 +343,10 @@ def test_the_way_is_chosen_from_what_the_engine_answers(monkeypatch: pytest.Monk
     with pytest.raises(choose.StageWithoutGpu, match=r"buildx is 0\.13\.1") as caught:
         choose.choose(request, prepared("cdi"))
     assert "TUNE_IN=container" in caught.value.hint
+    assert "which is runc here" in caught.value.details[0]
+    with pytest.raises(choose.StageWithoutGpu) as caught:
+        choose.choose(request, prepared("runtime", runtime="nvidia"))
+    assert "leave GPUS= out" in caught.value.details[0]
     request.tune_in = "container"
     assert choose.choose(request, prepared("default-runtime")).form == "container"
 
@@ -342,10 +422,11 @@ def test_the_commands_of_a_plan_are_those_that_the_sdk_would_run(tmp_path: Path)
 
     sandbox = Sandbox("0:0", True, {"B": "2", "A": "1"}, 7, Gpus("cdi", devices=("nvidia.com/gpu=0",)))
     assert docker_run("IMAGE", ["python3"], sandbox) == [
-        "docker", "run", "--rm", "--network", "none", "--shm-size", "7", "--entrypoint", "", "--device",
+        "docker", "run", "--rm", "--network", "none", "--workdir", "/", "--shm-size", "7", "--entrypoint", "", "--device",
         "nvidia.com/gpu=0", "--env", "A=1", "--env", "B=2", "--user", "0:0", "--read-only", "--tmpfs",
         "/tmp:rw,mode=1777", "IMAGE", "python3",
     ]  # fmt: skip
     options = sandbox.options()
     assert (options["network_mode"], options["shm_size"], options["user"], options["read_only"]) == ("none", 7, "0:0", True)  # fmt: skip
+    assert options["working_dir"] == "/"
     assert WORKSPACE.startswith("/tmp/")
