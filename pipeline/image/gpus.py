@@ -139,7 +139,7 @@ def offered(engine: Engine, *, wanted: str = "") -> Gpus:
             raise CdiUnknown(
                 f"the engine knows no CDI device {missing[0]}", hint=f"it knows {', '.join(known)}; see `docker info`"
             )
-        if not known and not engine.cdi and "nvidia" in engine.runtimes:
+        if not known and "nvidia" in engine.runtimes:  # an engine with CDI switched on need not have a specification
             ids = tuple(name.removeprefix(_KIND) for name in names)
             return Gpus("runtime", devices=() if "all" in ids else ids)
         return Gpus("cdi", devices=names)
