@@ -37,6 +37,10 @@ class RenderedFilesDiffer(DriftError):
     """A committed file was edited by hand, or versions.json was and `pipeline sync` did not run."""
 
 
+class OtherFlashInferPlanned(UsageError):
+    """The plan names another FlashInfer than the base or versions.json."""
+
+
 class GpusForCpu(UsageError):
     """GPUS= is set, and nothing runs on a GPU."""
 
@@ -109,6 +113,16 @@ def _check_versions(facts: BaseFacts, versions: Versions, request: Request) -> N
         )
     for line in differ:
         log.note(f"base versions accepted: {line}")
+
+
+def _check_plan(plan: Plan, facts: BaseFacts, versions: Versions) -> None:
+    """Refuse a plan for another FlashInfer than will be in the image: the ranks would, after all has been built."""
+    installed = facts.packages["flashinfer-python"] if facts.complete else versions["FLASHINFER_VERSION"]
+    if plan.flashinfer_version.partition("+")[0] != installed.partition("+")[0]:
+        raise OtherFlashInferPlanned(
+            f"the plan is for FlashInfer {plan.flashinfer_version}, and the image has {installed}",
+            hint="leave --flashinfer-version out; or a BASE_IMAGE with that FlashInfer and ACCEPT_BASE_VERSIONS=1",
+        )
 
 
 def _offer(request: Request, engine: Engine) -> Gpus:
@@ -186,6 +200,8 @@ def prepare(
     target = _target(request, gpus)
     plan = request.plan(target, facts.packages.get("flashinfer-python", "") if facts.complete else "")
     plan = with_engine_version(plan, facts, base.reference)
+    if not request.caches:
+        _check_plan(plan, facts, versions)
     _announce(plan)
     if plan.device == "cuda" and not request.caches:
         for line in check(gpus, plan.layout.world, require_idle=request.require_idle):

@@ -16,7 +16,7 @@ from pipeline.engine.facts import Answers, engine_from
 from pipeline.image import devicerun
 from pipeline.image.buildkit import Builder, Stage
 from pipeline.image.contain import Ended
-from pipeline.image.facts import probe, read_gpus
+from pipeline.image.facts import BaseFacts, probe, read_gpus
 from pipeline.image.gpus import (
     BusyGpu,
     CdiUnknown,
@@ -90,6 +90,21 @@ def test_gpus_are_not_chosen_for_a_plan_on_a_cpu() -> None:
         _offer(request, ALL)
     request.gpus = ""
     assert _offer(request, ALL) == Gpus()
+
+
+@pytest.mark.parametrize(("base", "fine"), [("", True), ("0.6.16.post3+cu130", True), ("0.7.4", False)])
+def test_a_plan_for_another_flashinfer_is_refused_before_anything_is_built(base: str, fine: bool) -> None:
+    from pipeline.image.prepare import OtherFlashInferPlanned, _check_plan
+
+    packages = {"torch": "2.11.0" if base else "", "flashinfer-python": base}
+    facts = BaseFacts("sha256:1", "3.12", "x86_64", (2, 36), packages)
+    plan: Any = type("Plan", (), {"flashinfer_version": "0.6.16.post3"})
+    versions: Any = {"FLASHINFER_VERSION": "0.6.16.post3"}
+    if fine:
+        _check_plan(plan, facts, versions)
+        return
+    with pytest.raises(OtherFlashInferPlanned, match=r"for FlashInfer 0\.6\.16\.post3, and the image has 0\.7\.4"):
+        _check_plan(plan, facts, versions)
 
 
 def test_the_sdk_s_arguments_and_the_cli_s_words_agree() -> None:
