@@ -133,7 +133,7 @@ def offered(engine: Engine, *, wanted: str = "") -> Gpus:
     """What the engine says of GPUs, before any container was asked; `wanted` is GPUS=, which chooses some of them."""
     known = [name for name in engine.cdi_devices if name.startswith("nvidia.com/gpu")]
     names = chosen(wanted)
-    if names:
+    if names and not (_CDI_ALL in names and engine.default_runtime == "nvidia"):  # that gives all of them
         missing = [name for name in names if known and name not in known]
         if missing:
             raise CdiUnknown(

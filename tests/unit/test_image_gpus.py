@@ -63,6 +63,8 @@ ALL = cdi("nvidia.com/gpu=all", "nvidia.com/gpu=0", "nvidia.com/gpu=1")
         (NVIDIA, "", "runtime", ()),
         (NVIDIA, "1", "runtime", ("1",)),
         (NVIDIA, "all", "runtime", ()),
+        (replace(ALL, default_runtime="nvidia"), "all", "default-runtime", None),
+        (replace(ALL, default_runtime="nvidia"), "1", "cdi", ("nvidia.com/gpu=1",)),
         (engine(Runtimes={"nvidia": {}}, CDISpecDirs=["/etc/cdi"]), "nvidia.com/gpu=1", "runtime", ("1",)),
         (engine(DefaultRuntime="nvidia", Runtimes={"nvidia": {}}, CDISpecDirs=["/etc/cdi"]), "1", "runtime", ("1",)),
         (engine(DefaultRuntime="nvidia", Runtimes={"nvidia": {}}), "", "default-runtime", None),
