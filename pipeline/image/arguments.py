@@ -79,7 +79,13 @@ def add_rank_arguments(group: argparse._ArgumentGroup) -> None:
     add_gpus(group)
     group.add_argument("--require-idle", action="store_true", help="refuse GPUs that other processes use")
     group.add_argument("--timeout", type=seconds, default=300, metavar="S", help="bound of a collective between ranks")
-    group.add_argument("--tune-max-wait", type=seconds, default=7200, metavar="S", help="bound of the whole tuning")
+    group.add_argument(
+        "--tune-max-wait",
+        type=seconds,
+        default=7200,
+        metavar="S",
+        help="bound of the whole tuning, compiling apart (the classic builder keeps to --timeout alone)",
+    )
     group.add_argument(
         "--strategy",
         default="",

@@ -14,7 +14,7 @@ from pipeline import log
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import BuildError
 from pipeline.contract.files import write_whole
-from pipeline.run import ProcessFailed, run
+from pipeline.run import ProcessFailed, ProcessTimedOut, run
 
 from .devicerun import ALLOW, with_devices
 from .needed import needed
@@ -64,7 +64,7 @@ class Stage:
 
     `output` is a directory that receives the target's files; `export` an OCI layout that receives the image; without
     either the image is loaded into the engine. `devices` are CDI devices for the tuning step; `shm_size` the bytes of
-    shared memory of every step (0: as it is).
+    shared memory of every step (0: as it is). A build that outlives `max_wait` seconds is ended: `ProcessTimedOut`.
     """
 
     target: str
@@ -75,6 +75,7 @@ class Stage:
     export: Export | None = None
     devices: tuple[str, ...] = ()
     shm_size: int = 0
+    max_wait: float | None = None
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,12 @@ class Builder:
         with tempfile.TemporaryDirectory(prefix="buildx-") as temporary:
             metadata = Path(temporary) / "metadata.json"
             try:
-                run(self.command(stage, metadata), env=self.environment, log=self.log, on_line=told)
+                run(
+                    self.command(stage, metadata), env=self.environment, log=self.log, on_line=told,
+                    timeout=stage.max_wait,
+                )  # fmt: skip
+            except ProcessTimedOut:
+                raise  # whoever gave the bound knows what outlived it
             except ProcessFailed as error:
                 if any(_LOST in line for line in error.details):
                     raise SnapshotLost(

@@ -74,12 +74,15 @@ def filler(way: Way, request: Request, prepared: Prepared, tuner: str, unfinishe
     previous = prepared.contexts["previous"]
     options = request.tune_options
     if way.form == "stage":
-        return StageFiller(prepared.builder, prepared.contexts, prepared.arguments, options, unfinished)
+        return StageFiller(
+            prepared.builder, prepared.contexts, prepared.arguments, options, unfinished, max_wait=request.max_tune
+        )
     if way.form == "device stage":
         devices = prepared.gpus.devices
         return StageFiller(
-            prepared.builder, prepared.contexts, prepared.arguments, options, unfinished, devices, shm_size=SHM
-        )
+            prepared.builder, prepared.contexts, prepared.arguments, options, unfinished, devices, shm_size=SHM,
+            max_wait=request.max_tune,
+        )  # fmt: skip
     if way.form == "classic stage":
         return ClassicFiller(prepared.client, tuner, previous, options, unfinished)
     return ContainerFiller(prepared.client, tuner, previous, options, unfinished, prepared.gpus, request.max_tune)

@@ -84,6 +84,7 @@ class StageFiller:
     unfinished: Unfinished
     devices: tuple[str, ...] = ()
     shm_size: int = 0
+    max_wait: float | None = None
 
     def stage(self, place: Path) -> Stage:
         """The build of `tuned` whose files fall into `place`."""
@@ -91,7 +92,7 @@ class StageFiller:
         attempt = {"TUNE_ATTEMPT": secrets.token_hex(8), "TUNE_STATE": self.unfinished.name, "TUNE_OPTIONS": options}
         return Stage(
             "tuned", contexts=self.contexts, arguments={**self.arguments, **attempt}, output=place,
-            devices=self.devices, shm_size=self.shm_size,
+            devices=self.devices, shm_size=self.shm_size, max_wait=self.max_wait,
         )  # fmt: skip
 
     def fill(self, place: Path) -> None:

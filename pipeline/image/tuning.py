@@ -12,7 +12,9 @@ from pipeline.cache.store import check_root
 from pipeline.contract.errors import CacheRefused, PipelineError, TuningError, UsageError
 from pipeline.contract.exits import Exit
 from pipeline.contract.places import CACHE_ROOT, FAILURE_FILE
+from pipeline.run import ProcessTimedOut
 
+from .contain import ContainerTooSlow
 from .fill import Filler
 from .provenance import stamp
 from .store import Inputs, Tuned, keep
@@ -38,6 +40,10 @@ _CAUSES: dict[int, type[PipelineError]] = {
 }
 
 
+class TuningTooSlow(TuningError):
+    """The tuning did not end within --tune-max-wait."""
+
+
 class TunedNothing(TuningError):
     """The tuned stage ended without a cache and without saying why."""
 
@@ -49,13 +55,19 @@ class TunedBadly(CacheRefused):
 def tune(how: Filler, inputs: Inputs, home: Path, logfile: Path, origin: Mapping[str, str]) -> Tuned:
     """Tune, judge, keep with `origin` as its provenance.
 
-    Raise `TuningFailed` with what each rank said, or `TunedBadly` with every finding.
+    Raise `TuningFailed` with what each rank said, `TuningTooSlow`, or `TunedBadly` with every finding.
     """
     began = time.monotonic()
     (home / "contexts").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home / "contexts", prefix="tuned-") as temporary:
         place = Path(temporary) / "out"
-        how.fill(place)
+        try:
+            how.fill(place)
+        except (ProcessTimedOut, ContainerTooSlow) as error:
+            raise TuningTooSlow(
+                f"the tuning outlived its bound: {error.message}", details=error.details, log=str(logfile),
+                hint="--tune-max-wait is the bound in seconds; the same command again takes up what was finished",
+            ) from error  # fmt: skip
         root = place / CACHE_ROOT.lstrip("/")
         _raise_failure(root / FAILURE_FILE, logfile)
         if not root.is_dir() or not any(root.iterdir()):

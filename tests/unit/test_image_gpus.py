@@ -32,6 +32,7 @@ from pipeline.image.gpus import (
     offered,
 )  # fmt: skip
 from pipeline.image.refusals import BaseWithoutPython, GpuFilesGone, ProbeFailed
+from pipeline.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = Gpu("NVIDIA H200", "GPU-1", "9.0", 4)
@@ -449,3 +450,21 @@ def test_the_commands_of_a_plan_are_those_that_the_sdk_would_run(tmp_path: Path)
     assert (options["network_mode"], options["shm_size"], options["user"], options["read_only"]) == ("none", 7, "0:0", True)  # fmt: skip
     assert options["working_dir"] == "/"
     assert WORKSPACE.startswith("/tmp/")
+
+
+@pytest.mark.parametrize("way", ["stage", "container"])
+def test_a_tuning_that_outlives_its_bound_is_a_failed_tuning(way: str, tmp_path: Path) -> None:
+    from pipeline.contract.exits import Exit
+    from pipeline.image.contain import ContainerTooSlow
+    from pipeline.image.tuning import TuningTooSlow, tune
+
+    class Slow:
+        def fill(self, _place: Path) -> None:
+            if way == "container":
+                raise ContainerTooSlow("tuning did not end within 1 s", details=("last words",))
+            run(["sh", "-c", "echo last words; exec sleep 60"], timeout=0.3)
+
+    with pytest.raises(TuningTooSlow, match="the tuning outlived its bound") as caught:
+        tune(Slow(), None, tmp_path, tmp_path / "log", {})  # type: ignore[arg-type]
+    assert (caught.value.exit_code, caught.value.details) == (Exit.TUNING, ("last words",))
+    assert "--tune-max-wait" in caught.value.hint
