@@ -23,7 +23,7 @@ from pipeline.contract.manifest import Manifest
 from pipeline.contract.places import CACHE_ROOT, ENV_KEY, ENV_WORKSPACE, MANIFEST_FILE
 from pipeline.contract.verdict import Level, Verdict
 
-from .contain import Ended, Sandbox, created, run_side_by_side
+from .contain import Ended, Sandbox, created, run_side_by_side, run_to_end
 from .engine import config_archive, replay_command
 from .gpus import NO_GPUS, Gpus
 from .halves import half_findings
@@ -227,7 +227,7 @@ def _replay(client: DockerClient, image: str, manifest: Manifest, *, sheet: _She
         ended = one
         if one.status != 0 and _SHORT_OF_MEMORY in f"{one.stdout}{one.stderr}".lower():  # it may fit alone
             left = max(1.0, until - time.monotonic())
-            (ended,) = run_side_by_side(client, image, command, [sandbox], max_wait=left)
+            ended = run_to_end(client, image, command, sandbox, max_wait=left)
         _note(who, ended, sheet)
 
 

@@ -31,15 +31,23 @@ from .tree import Tree, Unreadable
 FILE = "versions.json"
 
 
-class SourceInvalid(UsageError):
-    """versions.json cannot be used; `findings` lists everything that is wrong with it."""
+class WrittenInvalid(UsageError):
+    """Something that people write (`subject`) cannot be used; `findings` lists everything that is wrong with it."""
+
+    subject, remedy = "", ""
 
     def __init__(self, findings: list[Finding]) -> None:
         one = len(findings) == 1
-        message = findings[0].text() if one else f"{FILE} has {counted(len(findings), 'error')}"
+        message = findings[0].text() if one else f"{self.subject} has {counted(len(findings), 'error')}"
         details = () if one else tuple(finding.text() for finding in findings)
-        super().__init__(message, hint=f"correct {FILE}, then run `pipeline check`", details=details)
+        super().__init__(message, hint=self.remedy, details=details)
         self.findings = findings
+
+
+class SourceInvalid(WrittenInvalid):
+    """versions.json cannot be used."""
+
+    subject, remedy = FILE, f"correct {FILE}, then run `pipeline check`"
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,8 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline.contract.errors import UsageError
-
-from .findings import Finding, counted, near
-from .source import FILE, Versions
+from .findings import Finding, near
+from .source import FILE, Versions, WrittenInvalid
 from .tree import Tree, Unreadable
 
 if TYPE_CHECKING:
@@ -29,15 +27,10 @@ FOLDER = "templates"
 END = ".j2"
 
 
-class TemplatesInvalid(UsageError):
-    """A template cannot be rendered; `findings` lists everything that is wrong with all of them."""
+class TemplatesInvalid(WrittenInvalid):
+    """A template cannot be rendered; the findings are those on all of them."""
 
-    def __init__(self, findings: list[Finding]) -> None:
-        one = len(findings) == 1
-        message = findings[0].text() if one else f"{FOLDER}/ has {counted(len(findings), 'error')}"
-        details = () if one else tuple(finding.text() for finding in findings)
-        super().__init__(message, hint=f"correct {FOLDER}/ or {FILE}, then run `pipeline sync`", details=details)
-        self.findings = findings
+    subject, remedy = f"{FOLDER}/", f"correct {FOLDER}/ or {FILE}, then run `pipeline sync`"
 
 
 Files = dict[str, bytes]
