@@ -4,7 +4,8 @@
 
 BASE_IMAGE has FlashInfer, and torch or a runtime of the engine that puts it there. Everything that is found is written
 to OUT as it is found; one step that fails does not stop the others. `E2E_TP` is the number of ranks (1), `E2E_WORDS`
-more words for `pipeline image`, `E2E_STEPS` the steps to run (all), in their order:
+more words for `pipeline image`, `E2E_TUNE_IN` where the first image is tuned (stage), `E2E_STEPS` the steps to run (all),
+in their order:
 
     stage       tuned in a build stage; the same again; verify; entry point; explain --live
     container   tuned in a container
@@ -128,17 +129,18 @@ class Host:
                               "gpus": [gpu.name for gpu in self.gpus.gpus]})  # fmt: skip
 
     def stage(self) -> None:
-        """Tuned in a RUN step."""
-        made = pipeline(self.record, "stage", *self.common, "--tune-in", "stage", "--image", TUNED)
+        """Tuned in a RUN step, or where E2E_TUNE_IN says."""
+        where = os.environ.get("E2E_TUNE_IN", "stage")
+        made = pipeline(self.record, "stage", *self.common, "--tune-in", where, "--image", TUNED)
         if made is None:
             return
         layers = self.client.api.history(TUNED)
         self.record.put("layers", [[layer["Size"], layer["CreatedBy"][:80]] for layer in layers[:8]])
         if os.environ.get("E2E_BRIEF"):
             return
-        pipeline(self.record, "again", *self.common, "--tune-in", "stage", "--image", TUNED)
+        pipeline(self.record, "again", *self.common, "--tune-in", where, "--image", TUNED)
         pipeline(self.record, "verify", "verify", TUNED, "--json")
-        words = ["docker", "run", "--rm", TUNED, "nvidia-smi", "-L"]
+        words = ["docker", "run", "--rm", "--network", "none", *self.gpus.words(), TUNED, "nvidia-smi", "-L"]
         said = subprocess.run(words, capture_output=True, text=True, check=False)
         found = {"status": said.returncode, "stdout": said.stdout[-300:], "stderr": said.stderr[-500:]}
         self.record.put("entry point", found)
