@@ -181,11 +181,11 @@ def main(out: str, *steps: str) -> None:
         groups = Path(__file__).with_name("side_by_side.py")
         bench.run("NCCL and gloo side by side", *torchrun, str(groups), bound=60)
     if "large" in chosen:
+        for strategy in STRATEGIES:
+            one(bench, plans[1], strategy, "off", "70B ")
         one(bench, plans[1], "synchronized", "on", "70B ", 200)
         one(bench, plans[1], "sharded", "on", "70B ", 150)
         alike(bench, "70Bsynchronized-on", "70Bsharded-on")
-        for strategy in STRATEGIES:
-            one(bench, plans[1], strategy, "off", "70B ")
 
 
 if __name__ == "__main__":
