@@ -14,12 +14,13 @@ from pathlib import Path, PurePosixPath
 from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import Layout, Plan
 
-from .buckets import LARGEST
+from .buckets import LARGEST, read_buckets
 from .engines import Start
 from .find import usual_tp
 from .make import MOST_RANKS, SEED, make_plan
 from .problems import PlanRefused, Problems
 from .target import Target
+from .words import whole_number, words
 
 MODEL_HELP = "a bundled model, a path to a config.json or its folder, or a hub id"
 OPTIONS = (
@@ -30,7 +31,7 @@ OPTIONS = (
     ("device", "cpu|cuda", "what to plan for (cuda where --arch names a GPU, else cpu)"),
     ("arch", "NAME", "the GPU architecture as FlashInfer names it, such as 90a"),
     ("max-tokens", "N", "the most tokens in one batch (cuda 8192, cpu 128)"),
-    ("buckets", "N,N,…", "token counts to tune instead of FlashInfer's own"),
+    ("buckets", "N,F-L:S,…", "token counts to tune instead of FlashInfer's own; 8-256:8 is every eighth from 8 to 256"),
     ("skip-ops", "OP,OP,…", "FlashInfer ops to leave untuned, such as fp4_gemm"),
     ("ops", "OP,OP,…", "plan only these, by adapter (mm_bf16) or product (qkv)"),
     ("backends", "OP=B+B,…", "backends that compete in an op, such as mm_bf16=cublaslt+tinygemm"),
@@ -53,24 +54,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--round-up", action="store_true", help="map a token count up to the next own bucket")
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word for word in re.split(r"[,\s]+", text) if word)
-
-
-def _number(text: str, option: str, problems: Problems, *, largest: int, smallest: int = 1) -> int | None:
-    text = text.strip()
-    if not text:
-        return None
-    takes = f"{option} takes {smallest} to {largest}"
-    if not re.fullmatch(r"[+-]?[0-9]+", text, re.ASCII):
-        problems.add(f"{option}={text} is not a whole number", takes)
-    elif len(text) <= 12 and smallest <= (number := int(text)) <= largest:
-        return number
-    else:
-        problems.add(f"{option}={text} is out of range", takes)
-    return None
-
-
 def _target(arguments: argparse.Namespace, default: Target | None, problems: Problems) -> Target:
     cpu = f"cpu-{platform.machine()}"
     device, arch = arguments.device.strip().lower(), arguments.arch.strip()
@@ -91,7 +74,7 @@ def _target(arguments: argparse.Namespace, default: Target | None, problems: Pro
 
 def _backends(text: str, problems: Problems) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
-    for word in _words(text):
+    for word in words(text):
         op, equals, names = word.partition("=")
         chosen = tuple(dict.fromkeys(name for name in names.split("+") if name))
         if not equals or not chosen:
@@ -114,7 +97,7 @@ def engine_plan(arguments: argparse.Namespace, root: Path, start: Start, default
     problems = Problems()
     target = _target(arguments, default, problems)
     for name in ("tp", "ep", "pp", "dp"):
-        asked = _number(getattr(arguments, name), name.upper(), problems, largest=MOST_RANKS)
+        asked = whole_number(getattr(arguments, name), name.upper(), problems, largest=MOST_RANKS)
         made = getattr(start.layout, name)
         if asked is not None and asked != made:
             problems.add(f"{name.upper()}={asked}, and ENGINE_ARGS say {made}", f"leave {name.upper()} out")
@@ -143,14 +126,14 @@ def plan_from(arguments: argparse.Namespace, root: Path, default: Target | None 
     """
     problems = Problems()
     sizes = {
-        name: _number(getattr(arguments, name), name.upper(), problems, largest=MOST_RANKS)
+        name: whole_number(getattr(arguments, name), name.upper(), problems, largest=MOST_RANKS)
         for name in ("tp", "ep", "pp", "dp")
     }
     sizes["tp"] = sizes["tp"] or usual_tp(arguments.model)
     target = _target(arguments, default, problems)
-    most = _number(arguments.max_tokens, "--max-tokens", problems, largest=LARGEST)
-    buckets = [_number(word, "--buckets", problems, largest=LARGEST) for word in _words(arguments.buckets)]
-    seed = _number(arguments.seed, "--seed", problems, largest=2**31 - 1, smallest=0)
+    most = whole_number(arguments.max_tokens, "--max-tokens", problems, largest=LARGEST)
+    buckets = read_buckets(arguments.buckets, problems)
+    seed = whole_number(arguments.seed, "--seed", problems, largest=2**31 - 1, smallest=0)
     try:
         return make_plan(
             arguments.model,
@@ -159,10 +142,10 @@ def plan_from(arguments: argparse.Namespace, root: Path, default: Target | None 
             arch=target.arch,
             flashinfer_version=_flashinfer(arguments, root),
             max_tokens=most,
-            buckets=[b for b in buckets if b is not None] or None,
+            buckets=buckets or None,
             round_up=arguments.round_up,
-            skip_ops=_words(arguments.skip_ops),
-            ops=_words(arguments.ops.replace("+", ",")) or None,  # the table joins names of equal ops with a plus
+            skip_ops=words(arguments.skip_ops),
+            ops=words(arguments.ops.replace("+", ",")) or None,  # the table joins names of equal ops with a plus
             backends=_backends(arguments.backends, problems),
             seed=SEED if seed is None else seed,
             problems=problems,

@@ -4,15 +4,28 @@ FlashInfer's GEMM and MoE ops generate their own buckets from the largest token 
 one of them (flashinfer/fused_moe/utils.py, the same in 0.6.16.post3 and 0.7.4): powers of two to 256, steps of 256
 to 2048, steps of 512 to 4096, powers of two above. A server that runs without `autotune(tuning_buckets=…)` finds
 only these.
+
+A user names others as counts and ranges: `1,2,4,8-256:8,272-512:16` are the 51 sizes that vLLM captures as CUDA graphs
+where 512 tokens are the most (vllm/config/vllm.py, `_set_cudagraph_sizes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+
+from pipeline.cache.finding import shown
+
+from .problems import Problems
+from .words import whole_number, within, words
 
 CPU_MAX_TOKENS = 128
 CUDA_MAX_TOKENS = 8192
 LARGEST = 1 << 20  # no server batches a million tokens; a slip of the finger does
+MOST = 4096  # buckets of one plan: each is tuned for every op
+_HOW = "it takes counts and ranges first-last:step, such as 1,2,4,8-256:8"
+_EQUAL_STEPS = 4  # counts from which on a range is the shorter spelling
 
 
 def powers_of_two(largest: int) -> tuple[int, ...]:
@@ -39,6 +52,63 @@ def default_buckets(device: str, max_tokens: int | None) -> tuple[int, ...]:
     return flashinfer_buckets(max_tokens or CUDA_MAX_TOKENS)
 
 
-def own_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
+def own_buckets(buckets: Iterable[int]) -> tuple[int, ...]:
     """Buckets that the user named: ascending, without repeats."""
     return tuple(sorted(set(buckets)))
+
+
+def read_buckets(text: str, problems: Problems, option: str = "--buckets") -> tuple[int, ...]:
+    """Counts (`8`) and ranges (`8-256:8`: first-last:step, both ends among them), ascending, without repeats.
+
+    `problems` gets all that is wrong, as settings of `option`; what is right beside it is returned. A range whose last
+    count no step reaches is wrong: a server captures that count, or another one was meant. So are more than `MOST`
+    counts, which are never written out.
+    """
+    named = [_counts(word, problems, option) for word in words(text)]
+    if (total := sum(map(len, named))) > MOST:
+        problems.add(f"{option} names {total} token counts, {MOST} are the most", "name those that the server runs")
+        return ()
+    return own_buckets(itertools.chain.from_iterable(named))
+
+
+def spell_buckets(counts: Sequence[int]) -> str:
+    """Ascending counts as `read_buckets` takes them, those at equal steps as ranges; equal counts are spelled alike."""
+    spelled: list[str] = []
+    at = 0
+    while at < len(counts):
+        end = at
+        while end + 1 < len(counts) and counts[end + 1] - counts[end] == counts[at + 1] - counts[at]:
+            end += 1
+        if end + 1 - at < _EQUAL_STEPS:
+            end = at
+            spelled.append(str(counts[at]))
+        else:
+            spelled.append(f"{counts[at]}-{counts[end]}:{counts[at + 1] - counts[at]}")
+        at = end + 1
+    return ",".join(spelled)
+
+
+def _counts(word: str, problems: Problems, option: str) -> Sequence[int]:
+    """What one word names; nothing where it is wrong."""
+    if ":" not in word and "-" not in word[1:]:
+        count = whole_number(word, option, problems, largest=LARGEST)
+        return () if count is None else (count,)
+    said = f"{option}={shown(word, 60)}"
+    parts = re.fullmatch(r"([0-9]+)-([0-9]+)(?::([0-9]+))?", word, re.ASCII)
+    if parts is None:
+        problems.add(f"{said} is neither a count nor a range", _HOW)
+    elif parts[3] is None:
+        problems.add(f"{said} has no step", f"{word}:1 is every count of it, a larger step fewer")
+    else:
+        first, last, step = (within(part, largest=LARGEST) for part in parts.groups())
+        if first is None or last is None or step is None:
+            problems.add(f"{said} is out of range", f"first, last and step are 1 to {LARGEST}")
+        elif last < first:
+            problems.add(f"{said} ends before it begins", "a range goes up, first-last:step")
+        elif beyond := (last - first) % step:
+            below = last - beyond
+            hint = f"{first}-{below}:{step} ends below it, {first}-{below + step}:{step} above"
+            problems.add(f"{said} does not reach {last}", hint)
+        else:
+            return range(first, last + 1, step)
+    return ()

@@ -22,6 +22,10 @@ class Problems:
         if (message, hint) not in self.found:
             self.found.append((message, hint))
 
+    def lines(self) -> list[str]:
+        """One line for each problem, its remedy in brackets."""
+        return [message + (f" ({hint})" if hint else "") for message, hint in self.found]
+
     def check(self) -> None:
         """Raise `PlanRefused` with every problem: one alone is the message, several are its details."""
         if not self.found:
@@ -29,7 +33,7 @@ class Problems:
         if len(self.found) == 1:
             message, hint = self.found[0]
             raise PlanRefused(message, hint=hint)
-        details = [message + (f" ({hint})" if hint else "") for message, hint in self.found]
+        details = self.lines()
         raise PlanRefused(
             f"{len(details)} settings cannot make a plan", hint="mend them all, then plan again", details=details
         )

@@ -35,8 +35,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from pipeline.contract.errors import UsageError
+from pipeline.planning.buckets import read_buckets, spell_buckets
+from pipeline.planning.problems import Problems
 
 _LARGEST = 1 << 20  # bytes; a matrix has some hundred lines
 
@@ -47,6 +50,24 @@ class MatrixInvalid(UsageError):
 
 def _listed(value: object) -> object:
     return value if isinstance(value, list) else [value]
+
+
+def _buckets(value: object) -> str:
+    """A count, a text as `--buckets` takes it, or a list of these; equal buckets have one spelling.
+
+    Raises `PydanticCustomError` with all that is wrong.
+    """
+    named = value if isinstance(value, list) else [value]
+    problems = Problems()
+    if any(type(one) not in (int, str) for one in named):
+        problems.add("input should be token counts and ranges", 'such as [1, 2, 4, "8-256:8"]')
+    else:
+        counts = read_buckets(",".join(map(str, named)), problems, "buckets")
+        if counts and not problems.found:
+            return spell_buckets(counts)
+        if not problems.found:
+            problems.add("there is no token count")
+    raise PydanticCustomError("buckets", "{said}", {"said": "; ".join(problems.lines())})
 
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -103,7 +124,7 @@ class CellTable(_Strict):
     device: Literal["cpu", "cuda"] | None = None
     arch: Name | None = None
     max_tokens: Tokens | None = None
-    buckets: Annotated[list[Tokens], Field(min_length=1)] | None = None
+    buckets: Annotated[str, BeforeValidator(_buckets)] | None = None
     round_up: bool | None = None
     ops: Names | None = None
     skip_ops: Names | None = None
@@ -158,7 +179,7 @@ def read_matrix(path: Path) -> MatrixFile:
         raise MatrixInvalid(f"{path} is not UTF-8 text", hint="--matrix takes a release.toml") from None
     except RecursionError:
         raise MatrixInvalid(f"{path} is nested too deeply", hint="--matrix takes a release.toml") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # tomllib's own, or a number of more digits than Python reads
         raise MatrixInvalid(f"{path}: {error}", hint="https://toml.io has the grammar") from None
     try:
         return MatrixFile.model_validate(value)

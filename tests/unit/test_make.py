@@ -61,6 +61,11 @@ def test_what_is_not_set_is_not_handed_on(tmp_path: Path) -> None:
     assert make(tmp_path, "plan", "MODEL=tiny", "TP=2") == ["-m", "pipeline", "plan", "tiny", "--tp", "2"]
 
 
+def test_ranges_of_buckets_arrive_whole(tmp_path: Path) -> None:
+    said = make(tmp_path, "plan", "MODEL=tiny", "BUCKETS=1,2,4,8-256:8,272-512:16")
+    assert said[-2:] == ["--buckets", "1,2,4,8-256:8,272-512:16"]
+
+
 def test_what_shares_an_engine_stays_in_one_process(tmp_path: Path) -> None:
     """Our dealing out is taken by the pytest and xdist that are pinned: one that is ignored is not told otherwise."""
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)

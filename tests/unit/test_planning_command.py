@@ -56,6 +56,14 @@ def test_empty_options_count_as_not_given(capsys):
     assert capsys.readouterr().out == with_empty
 
 
+def test_ranges_of_buckets_are_plain_numbers_in_the_plan(capsys):
+    assert main(["plan", "tiny", *FIXED, "--buckets", "64,1,8-32:8,8", "--json"]) == 0
+    ranges = capsys.readouterr().out
+    assert {tuple(op["buckets"]) for op in json.loads(ranges)["ops"]} == {(1, 8, 16, 24, 32, 64)}
+    assert main(["plan", "tiny", *FIXED, "--buckets", "1,8,16,24,32,64", "--json"]) == 0
+    assert capsys.readouterr().out == ranges
+
+
 @pytest.mark.parametrize("spelled", ["90a", "9.0a", "9.0", "sm_90a", "SM90a", "90"])
 def test_one_architecture_many_spellings(capsys, spelled):
     assert main(["plan", "tiny", *FIXED, "--arch", spelled, "--json"]) == 0
@@ -81,6 +89,10 @@ def test_one_architecture_many_spellings(capsys, spelled):
         (["tiny", "--arch", "h100"], "no GPU architecture"),
         (["tiny", "--buckets", "1,2,x"], "--buckets=x is not a whole number"),
         (["tiny", "--buckets", "0"], "--buckets=0 is out of range"),
+        (["tiny", "--buckets", "8-16"], "--buckets=8-16 has no step"),
+        (["tiny", "--buckets", "8-250:8"], "--buckets=8-250:8 does not reach 250"),
+        (["tiny", "--buckets", "1-1048576:1"], "--buckets names 1048576 token counts"),
+        (["tiny", "--buckets", "1,8-256:8", "--max-tokens", "64"], "bucket 256 is above --max-tokens=64"),
         (["tiny", "--buckets", "1,256", "--max-tokens", "64"], "above --max-tokens=64"),
         (["tiny", "--max-tokens", "1e3"], "not a whole number"),
         (["tiny", "--ops", "qvk"], "did you mean qkv?"),

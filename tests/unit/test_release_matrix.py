@@ -98,6 +98,22 @@ def test_a_cells_own_settings_are_those_of_the_command_line(tmp_path: Path) -> N
     assert cell.title == "tiny tp2 buckets 1,8"
 
 
+@pytest.mark.parametrize(
+    ("value", "spelled"),
+    [
+        ("8", "8"),
+        ("[8, 1, 8]", "1,8"),
+        ('"1,2,4,8-256:8,272-512:16"', "1,2,4,8-256:8,272-512:16"),
+        ('[1, 2, 4, "8-256:8", "272-512:16"]', "1,2,4,8-256:8,272-512:16"),
+        ("[8, 16, 24, 32]", "8-32:8"),
+    ],
+)
+def test_buckets_are_counts_and_ranges_with_one_spelling(tmp_path: Path, value: str, spelled: str) -> None:
+    path = written(tmp_path, f'[[cells]]\nmodel = "tiny"\nbuckets = {value}\n')
+    (cell,) = cross(read_matrix(path), path)
+    assert cell.settings["buckets"] == spelled
+
+
 def test_an_engine_tunes_in_its_own_start_where_there_is_no_cache(tmp_path: Path) -> None:
     text = GOOD.replace('base_image = "vllm', 'start = "vllm"\nargs = "--max-model-len 4096"\nbase_image = "vllm')
     path = written(tmp_path, text + '\n[[cells]]\nmodel = "tiny"\nengine = "vllm"\n')
@@ -144,6 +160,19 @@ def test_every_name_that_nothing_defines_is_said(tmp_path: Path) -> None:
     [
         ('[gpus.a]\narch = "90a"\n[gpus.b]\narch = "90a"\n[[cells]]\nmodel = "tiny"\ngpu = "a+b"\n', "has no cache"),
         ('[[cells]]\nmodel = "tiny"\n[[cells]]\nmodel = "tiny"\n', "tiny tp2: there are two such cells"),
+        (
+            '[[cells]]\nmodel = "tiny"\nbuckets = "8-32:8"\n[[cells]]\nmodel = "tiny"\nbuckets = [32, 24, 16, 8]\n',
+            "tiny tp2 buckets 8-32:8: there are two such cells",
+        ),
+        ('[[cells]]\nmodel = "tiny"\nbuckets = [1, "8-16"]\n', "cells[0].buckets: buckets=8-16 has no step (8-16:1 is"),
+        (
+            '[[cells]]\nmodel = "tiny"\nbuckets = ["8-", 0]\n',
+            "first-last:step, such as 1,2,4,8-256:8); buckets=0 is out",
+        ),
+        ('[[cells]]\nmodel = "tiny"\nbuckets = [1.5]\n', "cells[0].buckets: input should be token counts and ranges"),
+        ('[[cells]]\nmodel = "tiny"\nbuckets = [true]\n', "cells[0].buckets: input should be token counts and ranges"),
+        ('[[cells]]\nmodel = "tiny"\nbuckets = []\n', "cells[0].buckets: there is no token count"),
+        ('[[cells]]\nmodel = "tiny"\nbuckets = "{x}"\n', "cells[0].buckets: buckets={x} is not a whole number"),
         ('[[cells]]\nmodel = "tiny"\n[[exclude]]\ntp = 4\n', "exclude[0] leaves out no cell"),
         ('[[cells]]\nmodel = "tiny"\ncache = "{modl}"\n', "'{modl}' is no path"),
         ('[[cells]]\nmodel = "tiny"\ncache = "{model.x}"\n', "is no path"),
@@ -158,6 +187,7 @@ def test_every_name_that_nothing_defines_is_said(tmp_path: Path) -> None:
         ("cells = []\n", "cells: list should have at least 1 item"),
         ("", "cells: field required"),
         ("[[cells]\n", "Expected"),
+        (f'[[cells]]\nmodel = "tiny"\nbuckets = {"9" * 5000}\n', "4300 digits"),
         ("[[cells]]\nmodel = []\n", "should have at least 1 item"),
         ('[gpus."H 200"]\narch = "90a"\n[[cells]]\nmodel = "tiny"\n', "gpus.H 200: string should match pattern"),
     ],
