@@ -27,6 +27,7 @@ from pipeline.contract.plan import Layout, OpPlan, Plan
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FAULTS = ROOT / "tests" / "tune" / "faults"
+STATES = ("at rest", "under load")
 FP8 = {"a": "float8_e4m3fn", "b": "float8_e4m3fn", "out": "bfloat16"}
 
 
@@ -136,25 +137,34 @@ def write(plan: Plan, path: Path) -> Path:
 
 
 def numbers(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """Geometric mean, worst and best of default over tuned: above 1 is faster than untuned."""
-    found = [
-        (1 / row["ratio"], f"{row['op']} at {row['tokens']}") for row in rows if row["kind"] == kind and "ratio" in row
-    ]
+    """Geometric mean, worst and best of default over tuned: above 1 is faster than untuned.
+
+    The mean is over both states of the clock, worst and best are of either.
+    """
+    found = [row for row in rows if row["kind"] == kind and "ratio" in row]
     if not found:
         return {}
-    gains = sorted(found)
-    moved = [gain for gain, row in zip((1 / r["ratio"] for r in rows if r["kind"] == kind and "ratio" in r),
-                                       (r for r in rows if r["kind"] == kind and "ratio" in r), strict=True) if row["tactic"] != -1]  # fmt: skip
+    means = sorted(1 / row["ratio"] for row in found)
+    ends = sorted((1 / ratio, f"{row['op']} at {row['tokens']}, {state}")
+                  for row in found for ratio, state in zip(row["ratios"], STATES, strict=False))  # fmt: skip
+    moved = [1 / ratio for row in found if row["tactic"] != -1 for ratio in row["ratios"]]
     return {
-        "count": len(gains),
-        "geometric_mean": round(math.exp(sum(math.log(g) for g, _ in gains) / len(gains)), 5),
-        "median": round(gains[len(gains) // 2][0], 5),
-        "worst": [round(gains[0][0], 5), gains[0][1]],
-        "best": [round(gains[-1][0], 5), gains[-1][1]],
-        "left_default": len(moved),
+        "count": len(found),
+        "geometric_mean": round(geometric(means), 5),
+        "by_state": {state: round(geometric([1 / row["ratios"][place] for row in found if len(row["ratios"]) > place]), 5)
+                     for place, state in enumerate(STATES)},
+        "median": round(means[len(means) // 2], 5),
+        "worst": [[round(gain, 5), name] for gain, name in ends[:3]],
+        "best": [round(ends[-1][0], 5), ends[-1][1]],
+        "left_default": sum(row["tactic"] != -1 for row in found),
         "worst_of_those": round(min(moved), 5) if moved else None,
-        "hits": sum(row["hit"] for row in rows if row["kind"] == kind),
-    }
+        "hits": sum(row["hit"] for row in found),
+    }  # fmt: skip
+
+
+def geometric(gains: Sequence[float]) -> float:
+    """The geometric mean; 1 of nothing."""
+    return math.exp(sum(math.log(gain) for gain in gains) / len(gains)) if gains else 1.0
 
 
 def differing(one: Path, other: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@
 Loads the cache as a server would, asks the real AutoTuner what answers each token count, and times that and the
 default (the first runner's tactic -1) as CUDA graphs with cold weights, in alternating rounds. A ratio below 1 means
 that the tuned choice is faster. Where the choice is the default both sides are the same: their ratio shows the noise.
+From 128 tokens on both are timed at rest and under load: `ratios` holds the two, `ratio` is their geometric mean.
 With --against, entries that differ between two caches are timed against each other instead.
 """
 
@@ -22,19 +23,20 @@ from typing import Any
 UNTUNED = (3, 5, 7, 12, 24, 40, 48, 96, 160, 200, 384, 640, 900, 1100, 1700, 2300, 3000, 3700, 5000, 6000, 7000)
 
 
-def _pair(question: Any, mine: Any, other: Any, device: Any, rounds: int) -> dict[str, Any]:
-    from pipeline.tune.judging.bench import bench
+def _pair(question: Any, mine: Any, other: Any, device: Any, rounds: int, tokens: int) -> dict[str, Any]:
+    from pipeline.tune.judging.benches import bench
 
-    trial = bench([question], [other, mine], device, lambda _: None)
+    trial = bench([question], [other, mine], device, lambda _: None, tokens)
     if trial.failed:
         return {"failed": dict(trial.failed)}
     times = trial.rounds([0, 1], rounds)
-    ratios = [one[1][0] - one[0][0] for one in times]
+    states = range(len(times[0][0]))
+    ratios = [statistics.median(one[1][state] - one[0][state] for one in times) for state in states]
     return {
-        "ms": round(math.exp(statistics.median(one[1][0] for one in times)), 6),
-        "other_ms": round(math.exp(statistics.median(one[0][0] for one in times)), 6),
-        "ratio": round(math.exp(statistics.median(ratios)), 6),
-        "mad": round(statistics.median(abs(r - statistics.median(ratios)) for r in ratios), 6),
+        "ms": [round(math.exp(statistics.median(one[1][state] for one in times)), 6) for state in states],
+        "other_ms": [round(math.exp(statistics.median(one[0][state] for one in times)), 6) for state in states],
+        "ratio": round(math.exp(math.fsum(ratios) / len(ratios)), 6),
+        "ratios": [round(math.exp(one), 6) for one in ratios],
     }
 
 
@@ -114,7 +116,7 @@ def main() -> None:
             if options.against is not None:
                 runner, tactic = others[op.name, tokens]
                 other = Candidate(names.index(runner), flashinfer_api.tactic_of(tactic))
-            found = _pair(question, chosen, other, device, options.rounds)
+            found = _pair(question, chosen, other, device, options.rounds, tokens)
             rows.append({"op": op.name, "kind": op.op, "tokens": tokens, "hit": lookup.hit, "runner": lookup.runner,
                          "tactic": lookup.tactic, "other": [other.runner, other.tactic], **found})  # fmt: skip
     told = {"rows": rows, "ready_seconds": round(ready, 3), "seconds": round(time.monotonic() - began, 3)}

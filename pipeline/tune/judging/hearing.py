@@ -19,9 +19,11 @@ from pipeline.tune.attempt import Attempt
 from pipeline.tune.tuner import ObservedTuner, Question
 
 from . import rule
-from .bench import Bench, Candidate, bench
+from .bench import Bench, Candidate
+from .benches import bench
 from .budget import Budget, Turn
 from .jury import Jury
+from .power import both_states
 
 Gather = Callable[[Any], list[Any]]
 
@@ -65,13 +67,16 @@ class Hearing:
 
     def _first(self, trial: Bench, alive: list[int], tick: Callable[[str], None]) -> list[rule.Round]:
         """Screen, then go on in batches until the first sitting is clear."""
-        quick = self._together(trial, alive, _SCREEN)
+        quick = self._together(trial, alive, _SCREEN, quick=True)
         fastest = {c: min(math.fsum(one[c]) / len(one[c]) for one in quick) for c in alive}
         alive = rule.leading({c: math.exp(value) for c, value in fastest.items()}, _WITHIN, _LEADERS)
         rounds: list[rule.Round] = []
-        while self.turn.fits(self.turn.round_seconds * rule.BATCH * len(alive)):
+        batch = (
+            rule.LEAST if both_states(self.where[1]) else rule.BATCH
+        )  # to change the state takes longer than a batch
+        while self.turn.fits(self.turn.round_seconds * batch * len(alive)):
             tick(f"{len(alive)} candidates, round {len(rounds)}")
-            rounds += self._together(trial, alive, rule.BATCH)
+            rounds += self._together(trial, alive, batch)
             verdict = rule.judge(rounds)
             if len(alive) == 1 or (verdict.clear and len(rounds) >= rule.LEAST) or len(rounds) >= rule.MOST:
                 break
@@ -143,7 +148,7 @@ class Hearing:
         """A bench; why some rank has none; which candidates failed on some rank."""
         trial, error, began = None, "", time.monotonic()
         try:
-            trial = bench(self.points, candidates, self.device, self._trying)
+            trial = bench(self.points, candidates, self.device, self._trying, self.where[1])
         except Exception as failure:  # noqa: BLE001 - no memory for the copies, for one
             error = f"{type(failure).__name__}: {failure}"
         said = self.gather((error, dict(trial.failed) if trial else {}, time.monotonic() - began))
@@ -162,10 +167,10 @@ class Hearing:
         tactic = flashinfer_api.tactic_json(candidate.tactic)
         self.tuner.tried(Attempt(question.custom_op, runner, tactic, question.lookup.profile, self.where[1]))
 
-    def _together(self, trial: Bench, alive: list[int], count: int) -> list[rule.Round]:
+    def _together(self, trial: Bench, alive: list[int], count: int, *, quick: bool = False) -> list[rule.Round]:
         """Everybody's rounds as one: the mean of the logarithmic times over the ranks."""
         began = time.monotonic()
-        mine = trial.rounds(alive, count)
+        mine = trial.rounds(alive, count, quick=quick)
         said = self.gather((mine, time.monotonic() - began))
         self.turn.round_seconds = max(seconds for _, seconds in said) / (count * len(alive))
         self._meet()

@@ -27,7 +27,8 @@ from pipeline.tune.ops import adapter_of
 from pipeline.tune.planfile import read_plan
 from pipeline.tune.tuner import ObservedTuner, Question
 
-from .bench import Bench, Candidate, bench
+from .bench import Bench, Candidate
+from .benches import bench
 from .questions import questions
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Juror:
             return {RELEASE: True}
         self._take(int(asked["op"]), int(asked["bucket"]), int(asked["entry"]))
         wanted = [Candidate(int(r), flashinfer_api.tactic_of(tactic)) for r, tactic in asked["candidates"]]
-        trial = bench(self.points, wanted, self.device, lambda _: None)
+        trial = bench(self.points, wanted, self.device, lambda _: None, self.key[1])
         if trial.failed:
             number, why = next(iter(trial.failed.items()))
             return {"error": f"candidate {number} failed: {why}"}

@@ -1,0 +1,86 @@
+"""Rounds at rest never meet the power limit, rounds under load all do: held against a simulated GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from pipeline.tune.judging import power
+
+LIMIT, IDLE, BUSY = 700.0, 125.0, 870.0  # watts
+WINDOW = 75.0  # ms over which the simulated limiter averages
+
+
+@dataclass
+class Gpu:
+    """A stage whose clock falls when the mean power of the last `WINDOW` ms is above the limit.
+
+    Candidate 1 is slower than the default at rest and faster under load. Samples take `ms` at rest.
+    """
+
+    ms: Sequence[float]
+    now: float = 0.0
+    work: list[tuple[float, float]] = field(default_factory=list)  # from, to
+    asked: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def limited(self) -> bool:
+        since = self.now - WINDOW
+        busy = sum(max(0.0, end - max(begin, since)) for begin, end in self.work)
+        return (busy * BUSY + (WINDOW - busy) * IDLE) / WINDOW > LIMIT
+
+    def queue(self, number: int, place: int, turn: int) -> float:
+        self.asked.append((number, place, turn))
+        limited = self.limited()
+        factor = (1.3 * (0.97 if number else 1.0)) if limited else (1.02 if number else 1.0)
+        begin, self.now = self.now, self.now + self.ms[place] * factor
+        self.work.append((begin, self.now))
+        return factor
+
+    def wait(self) -> None:
+        pass
+
+    def read(self, mark: float) -> float:
+        return math.log(mark)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds * 1e3
+
+
+@pytest.mark.parametrize("ms", [[0.5], [0.5, 0.6, 0.5, 0.7], [3.0], [2.6, 1.5, 1.9, 2.2]])
+@pytest.mark.parametrize("many", [2, 5, 9])
+def test_each_state_is_its_own(ms: list[float], many: int) -> None:
+    gpu = Gpu(ms)
+    alive = list(range(many))
+    rounds = []
+    for _ in range(3):  # one after another: what was loaded comes to rest again
+        rounds += power.rounds(gpu, alive, 16, both=True, sleep=gpu.sleep)
+    assert len(rounds) == 48
+    for one in rounds:
+        assert sorted(one) == alive
+        for number, times in one.items():
+            rested, loaded = times[: len(ms)], times[len(ms) :]
+            assert [round(math.exp(t), 4) for t in rested] == [1.02 if number else 1.0] * len(ms)
+            assert [round(math.exp(t), 4) for t in loaded] == [round(1.3 * 0.97, 4) if number else 1.3] * len(ms)
+
+
+def test_the_simulated_gpu_would_notice() -> None:
+    gpu = Gpu([1.0])
+    marks = [gpu.queue(0, 0, 0) for _ in range(150)]
+    assert marks[0] == 1.0 and marks[-1] == 1.3
+
+
+def test_one_state_alone_takes_no_pauses() -> None:
+    gpu, slept = Gpu([0.5, 0.5]), []
+    (one, other) = power.rounds(gpu, [0, 1, 2], 2, both=False, sleep=slept.append)
+    assert not slept
+    assert [len(times) for times in one.values()] == [2, 2, 2]
+    assert list(one) == [0, 1, 2] and list(other) == [2, 1, 0]  # the order turns
+    assert gpu.asked[0] == (0, 0, 0) and len(gpu.asked) == 1 + 2 * 2 * 3
+
+
+def test_where_both_states_count() -> None:
+    assert not power.both_states(64)
+    assert power.both_states(128)
