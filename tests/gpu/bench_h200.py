@@ -1,6 +1,6 @@
 """What one GPU of compute capability 9.0 shows: plan, tune, replay in fresh processes, and the numbers.
 
-    python -m tests.gpu.bench_h200 OUT [--smoke|--brief|--pair|--once|--large] [--seconds 520]
+    python -m tests.gpu.bench_h200 OUT [--smoke|--brief|--pair|--once|--large] [--seconds 520] …
 
 Needs torch, FlashInfer, nvcc and ninja. Every step is a process of its own with a bound; one that fails is noted and
 the next begins. OUT gets results.json, written anew after each step, log.txt, and the manifests. Plans lie beside this
@@ -33,10 +33,12 @@ FP8 = {"a": "float8_e4m3fn", "b": "float8_e4m3fn", "out": "bfloat16"}
 
 @dataclass
 class Bench:
-    """Where results go, and until when steps may begin."""
+    """Where results go, until when steps may begin, and more words for every tuning."""
 
     out: Path
     work: Path
+    workspace: Path
+    words: tuple[str, ...]
     deadline: float
     results: dict[str, Any] = field(default_factory=dict)
 
@@ -52,7 +54,7 @@ class Bench:
             "PYTHONPATH": os.pathsep.join(
                 p for p in (env.pop("first", ""), str(ROOT), os.environ.get("PYTHONPATH", "")) if p
             ),
-            "FLASHINFER_WORKSPACE_BASE": env.pop("workspace", str(self.work / "workspace")),
+            "FLASHINFER_WORKSPACE_BASE": str(self.workspace),
             **env,
         }
         try:
@@ -176,9 +178,9 @@ def differing(one: Path, other: Path) -> dict[str, Any]:
     return {"of": len(read[0]), "differ": len(changed), "which": changed}
 
 
-def tune(bench: Bench, plan: Path, name: str, *words: object, bound: float = 150) -> None:
+def tune(bench: Bench, plan: Path, name: str, *words: object, bound: float = 240) -> None:
     """One tuning run into its own directory."""
-    bench.step(f"tune {name}", ["pipeline.tune", plan, bench.work / name, *words], bound)
+    bench.step(f"tune {name}", ["pipeline.tune", plan, bench.work / name, *words, *bench.words], bound)
     bench.keep(name)
 
 
@@ -293,10 +295,14 @@ def main() -> None:
         parser.add_argument(f"--{mode}", dest="mode", action="store_const", const=mode, help=what.__doc__)
     parser.add_argument("--seconds", type=float, default=520)
     parser.add_argument("--work", type=Path, default=Path("/tmp/bench_h200"))
+    parser.add_argument("--workspace", type=Path, help="where modules are compiled (default: below --work)")
+    parser.add_argument("--words", default="", help="more words for every tuning, such as '--judge-budget 2'")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     options.work.mkdir(parents=True, exist_ok=True)
-    bench = Bench(options.out, options.work, time.monotonic() + options.seconds)
+    workspace = options.workspace or options.work / "workspace"
+    words = tuple(options.words.split())
+    bench = Bench(options.out, options.work, workspace, words, time.monotonic() + options.seconds)
     record = bench.step("record", ["pipeline.tune.record"], 60)
     version = record["record"]["flashinfer"]["flashinfer_version"] if record else "0.6.16.post3"
     MODES.get(options.mode, whole)(bench, version)
