@@ -22,11 +22,11 @@ from pipeline.contract.exits import Exit
 from pipeline.contract.files import write_json
 from pipeline.contract.places import FAILURE_FILE
 
-from .diagnose import RankTrouble
 from .planfile import read_plan
 from .state import open_state
 from .steps import RankStep
 from .strategy import STRATEGIES
+from .troubles import RankTrouble
 
 if TYPE_CHECKING:
     from .supervise import Nodes

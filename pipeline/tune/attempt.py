@@ -1,7 +1,7 @@
-"""The tactic that is being run at the moment, so that one that ends its process, or its CUDA context, can be named.
+"""The tactic that is being run at the moment, so that one that ends its process, or never returns, can be named.
 
-A rank writes it into its step file before each run. When the rank dies there, the supervisor reads it, starts the ranks
-again and tells them to leave that tactic out at that bucket. Standard library only.
+A rank writes it into its step file before each run. When the rank dies there, or stands still, the supervisor reads it,
+starts the ranks again and tells them to leave that tactic out at that bucket. Standard library only.
 """
 
 from __future__ import annotations
@@ -50,16 +50,20 @@ def identity(custom_op: str, runner: str, tactic: Any, profile: Any) -> bytes:  
 
 @dataclass(frozen=True)
 class Crash:
-    """An attempt that ended a rank: in which op of the plan, and how it ended."""
+    """An attempt that ended a rank, or did not return: in which op of the plan, and what came of it."""
 
     op: str
     attempt: Attempt
     reason: str
 
+    def named(self) -> str:
+        """Which tactic, where."""
+        a = self.attempt
+        return f"{a.runner} tactic {a.tactic} of {a.custom_op} at {a.bucket} tokens ({self.op})"
+
     def told(self) -> str:
         """In words."""
-        a = self.attempt
-        return f"{a.runner} tactic {a.tactic} of {a.custom_op} at {a.bucket} tokens ({self.op}): {self.reason}"
+        return f"{self.named()}: {self.reason}"
 
     def blocked(self) -> dict[str, Any]:
         """The row of the manifest's `blocked`."""

@@ -4,115 +4,25 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
-from pipeline.contract.errors import CacheRefused, PipelineError, TuningError, UsageError
 from pipeline.contract.exits import Exit
 
-from .attempt import Attempt, Crash
+from . import blame
 from .causes import remedy
-from .rank import RankFailure
-from .steps import RankStep
-
-_STACK_LINES = 14
-
-
-class RankTrouble(PipelineError):
-    """Something happened to the ranks; `states` is what was known of each when it was found."""
-
-    states: Sequence[RankState] = ()
-
-
-class RankLost(RankTrouble, TuningError):
-    """A rank's process ended without a word."""
-
-
-class RankCrashed(RankTrouble, TuningError):
-    """A tactic ended a rank's process, or its CUDA context; `crashes` says which."""
-
-    crashes: Sequence[Crash] = ()
-
-
-class RankStopped(RankTrouble, TuningError):
-    """A rank's process is stopped by a signal or a debugger."""
-
-
-class RankHung(RankTrouble, TuningError):
-    """A rank did not come while the others waited for it."""
-
-
-class RanksApart(RankTrouble, TuningError):
-    """Ranks wait for each other at different places."""
-
-
-class RankBroken(RankTrouble, TuningError):
-    """A rank failed with an exception that is no expected error."""
-
-
-class RankRefused(RankTrouble, TuningError):
-    """A rank gave an expected reason to stop."""
-
-
-class _UsageRefused(RankTrouble, UsageError):
-    """The same, where the plan or an option is to blame."""
-
-
-class _CacheRefused(RankTrouble, CacheRefused):
-    """The same, where a cache is to blame."""
-
-
-@dataclass(frozen=True)
-class RankState:
-    """All that is known about one rank at the moment of the diagnosis.
-
-    `process` is the kernel's letter for the process, empty when it is gone; `status` what the launcher saw it end
-    with (negative: the signal), None where it did not see an end; `silent` seconds since the last step changed.
-    """
-
-    rank: int
-    step: RankStep | None
-    process: str = ""
-    silent: float = 0.0
-    failure: RankFailure | None = None
-    status: int | None = None
-    stack: str = ""
-
-    @property
-    def place(self) -> str:
-        """The last step in words."""
-        return self.step.told() if self.step is not None else "never started"
-
-    def lines(self) -> list[str]:
-        """The last step and the end of the stack, for people."""
-        said = f"rank {self.rank}: {self.place}, {self.silent:.1f} s ago{_state(self.process)}"
-        return [said, *(f"    {line}" for line in self.trace.splitlines()[:_STACK_LINES])]
-
-    @property
-    def trace(self) -> str:
-        """Where the rank was. One that failed by itself has left that place: only its own words say it."""
-        return "" if self.failure else self.stack
-
-    def to_json(self) -> dict[str, Any]:
-        """What failure.json holds for this rank."""
-        return {"rank": self.rank, "step": self.place, "stack": self.trace, "status": self.status}
-
-
-@dataclass(frozen=True)
-class Situation:
-    """Every rank, why the supervisor looked (`bound` seconds where its watchdog fired), the launcher's end and last
-    lines, and the names of the plan's ops.
-    """
-
-    ranks: Sequence[RankState]
-    bound: float | None = None
-    launcher: int | None = None
-    tail: Sequence[str] = field(default_factory=tuple)
-    ops: Sequence[str] = ()
-
-
-def _state(letter: str) -> str:
-    return {"T": ", stopped", "t": ", stopped by a debugger", "Z": ", ended", "": ", ended"}.get(letter, "")
+from .troubles import (
+    RankBroken,
+    RankCacheRefused,
+    RankHung,
+    RankLost,
+    RankRefused,
+    RanksApart,
+    RankState,
+    RankStopped,
+    RankTrouble,
+    RankUsageRefused,
+    Situation,
+    Stall,
+)
 
 
 def diagnose(now: Situation) -> RankTrouble:
@@ -132,13 +42,13 @@ def _diagnose(now: Situation) -> RankTrouble:
     refused = [s for s in now.ranks if s.failure and s.failure.kind == "refused"]
     if refused:
         return _refusal(refused, now)
-    crashed = [s for s in now.ranks if _crashed(s)]
+    crashed = [s for s in now.ranks if blame.crashed(s)]
     if crashed:
-        return _crash(crashed, now, details)
+        return blame.crash(crashed, now, details)
     killed = [s for s in now.ranks if s.status is not None and s.status < 0 and s.status != -signal.SIGTERM]
     gone = killed or [s for s in now.ranks if s.step and not s.process and not s.failure and s.step.state == "running"]
     if gone:
-        how = f"was ended by {_signal(gone[0].status)}" if gone[0].status else "ended without a word"
+        how = f"was ended by {blame.signal_name(gone[0].status)}" if gone[0].status else "ended without a word"
         hint = "nothing was saved; SIGKILL often means that the machine ran out of memory"
         bus = (
             ["bus error: shared memory"] if gone[0].status == -signal.SIGBUS else []
@@ -163,42 +73,10 @@ def _diagnose(now: Situation) -> RankTrouble:
     return _waiting(now, details)
 
 
-def _crashed(state: RankState) -> bool:
-    """Whether a rank ended by itself while it ran a tactic; who is killed or told to end does not."""
-    if state.step is None or state.step.trying is None:
-        return False
-    if state.failure is not None:
-        return state.failure.kind == "device"
-    return not state.process and state.status not in (None, 0, -signal.SIGKILL, -signal.SIGTERM)
-
-
-def _crash(crashed: Sequence[RankState], now: Situation, details: Sequence[str]) -> RankCrashed:
-    crashes: dict[bytes, Crash] = {}
-    for state in crashed:
-        assert state.step is not None
-        assert state.step.trying is not None
-        attempt = Attempt(**state.step.trying)
-        if state.failure is not None:
-            how = f"the GPU of rank {state.rank} takes no more work: {state.failure.message}"
-        elif state.status is not None and state.status < 0:
-            how = f"rank {state.rank} was ended by {_signal(state.status)}"
-        else:
-            how = f"rank {state.rank} ended with {state.status}"
-        place = now.ops[state.step.op - 1] if 0 < state.step.op <= len(now.ops) else ""
-        crashes.setdefault(attempt.identity, Crash(place, attempt, how))
-    error = RankCrashed(
-        f"a tactic ended its rank: {next(iter(crashes.values())).told()}",
-        details=[*now.tail, *details],
-        hint="nothing was saved; leave the op out with --skip-ops, and report the tactic to FlashInfer",
-    )
-    error.crashes = tuple(crashes.values())
-    return error
-
-
 def _refusal(refused: Sequence[RankState], now: Situation) -> RankTrouble:
     failure = refused[0].failure
     assert failure is not None
-    kinds: dict[int, type[RankTrouble]] = {Exit.USAGE: _UsageRefused, Exit.CACHE: _CacheRefused}
+    kinds: dict[int, type[RankTrouble]] = {Exit.USAGE: RankUsageRefused, Exit.CACHE: RankCacheRefused}
     everywhere = len(refused) == len(now.ranks) and len({s.failure.message for s in refused if s.failure}) == 1
     about = "" if everywhere or f"rank {refused[0].rank} " in failure.message else f"rank {refused[0].rank}: "
     return kinds.get(failure.exit_code, RankRefused)(
@@ -220,12 +98,7 @@ def _waiting(now: Situation, details: list[str]) -> RankTrouble:
     active = [s for s in started if s.step and not s.step.waiting and s.step.state == "running"]
     late = missing or sorted(active, key=lambda s: -s.silent)
     if late:
-        what = "never started" if late[0].step is None else f"made no progress{silent} at: {late[0].place}"
-        return RankHung(
-            f"rank {late[0].rank} {what}; the other ranks waited for it",
-            details=details,
-            hint="nothing was saved; its stack is among the details; a longer --timeout helps only a slow rank",
-        )
+        return _late(late[0], now, () if missing else blame.stalls(now, active), details)
     behind = min(started, key=lambda s: (s.step.collective if s.step else 0, s.rank))
     ahead = max(started, key=lambda s: s.step.collective if s.step else 0)
     if behind.step and ahead.step and behind.step.collective != ahead.step.collective:
@@ -243,8 +116,16 @@ def _waiting(now: Situation, details: list[str]) -> RankTrouble:
     )
 
 
-def _signal(status: int | None) -> str:
-    try:
-        return signal.Signals(-(status or 0)).name
-    except ValueError:
-        return f"signal {-(status or 0)}"
+def _late(one: RankState, now: Situation, stalls: Sequence[Stall], details: list[str]) -> RankHung:
+    """The error for a rank that the others waited for, and the tactics that it and others are inside of."""
+    silent = f" for {now.bound:.0f} s" if now.bound is not None else ""
+    what = "never started" if one.step is None else f"made no progress{silent} at: {one.place}"
+    where = next((f", in {stall.crash.named()}" for stall in stalls if stall.rank == one.rank), "")
+    error = RankHung(
+        f"rank {one.rank} {what}{where}; the other ranks waited for it",
+        details=details,
+        hint="nothing was saved; its stack is among the details; a longer --timeout helps only a slow rank",
+    )
+    error.stalls = tuple(stalls)
+    error.crashes = tuple({stall.crash.attempt.identity: stall.crash for stall in reversed(stalls)}.values())
+    return error

@@ -29,8 +29,9 @@ class RankStep:
 
     `state` is `running`, `done` or `failed`. `waiting` says that the rank is inside a collective and can only go on
     when the others arrive; `collective` counts the collectives entered so far. `op` counts from 1, 0 before the
-    first. `trying` is the tactic that is run at the moment. `changed` is when any of this last changed, `started` the
-    kernel's start time of the process, which tells the process from a later one with the same pid.
+    first. `trying` is the tactic that is run at the moment; `returned` counts the tactics that were tried before it,
+    defaults and what a cache answered apart. `changed` is when any of this last changed, `started` the kernel's start
+    time of the process, which tells the process from a later one with the same pid.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class RankStep:
     waiting: bool = False
     collective: int = 0
     trying: dict[str, Any] | None = None
+    returned: int = 0
     changed: float = 0.0
 
     def told(self) -> str:
@@ -76,8 +78,11 @@ class Steps:
 
     def attempt(self, attempt: Attempt | None, detail: str = "") -> None:
         """Say which tactic is run now, before it is; None when it has been, and this process still is there."""
-        if attempt is not None or self._now.trying is not None:
-            changes = {"detail": detail[:_TEXT]} if detail else {}
+        before = self._now.trying
+        if attempt is not None or before is not None:
+            changes: dict[str, Any] = {"detail": detail[:_TEXT]} if detail else {}
+            if before is not None and not before["entry"] and before["tactic"] != -1:
+                changes["returned"] = self._now.returned + 1
             self._write(trying=None if attempt is None else attempt.fits(), **changes)
 
     @contextlib.contextmanager

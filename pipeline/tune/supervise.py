@@ -11,9 +11,7 @@ Standard library only.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import signal
 import socket
 import sys
 import tempfile
@@ -27,14 +25,15 @@ from pipeline import run
 from pipeline.contract.errors import UsageError
 from pipeline.contract.places import ENV_WORKSPACE
 
-from .diagnose import RankState, Situation, diagnose
-from .rank import read_failure, stack_path
-from .steps import RankStep, alive, process_state, read_step
+from .diagnose import diagnose
+from .looking import end, look
+from .rank import read_failure
+from .steps import RankStep, read_step
+from .troubles import Situation
 
 MARGIN = 10.0  # seconds that the watchdog grants beyond the group's timeout, so that the group speaks first
 START_SECONDS = 240.0  # bound for all ranks to have started, imports and all
 _POLL = 0.1
-_STACKS = 3.0  # seconds to wait for stacks
 _TAIL = 20
 
 
@@ -80,6 +79,13 @@ class Crew:
     on_step: Callable[[RankStep], None] | None = None
     ops: Sequence[str] = ()  # names of the plan's ops
     nodes: Nodes = Nodes()
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a tactic is taken not to return, once the ranks that wait for it have given up: nearly
+        as long as they waited, since ranks do not begin at the same moment.
+        """
+        return max(self.timeout - MARGIN, self.timeout / 2)
 
     @property
     def ranks(self) -> range:
@@ -154,7 +160,7 @@ def supervise(crew: Crew, commands: Sequence[tuple[Sequence[str], Mapping[str, s
     log = crew.work / "ranks.log"
     with contextlib.ExitStack() as stack:
         sink = stack.enter_context(log.open("w", encoding="utf-8"))
-        stack.callback(_end_ranks, crew)  # last out: whatever the launcher left
+        stack.callback(end, crew.work, crew.ranks)  # last out: whatever the launcher left
         processes = [
             stack.enter_context(run.spawn(command, env=env, stdout=sink, stderr=sink)) for command, env in commands
         ]
@@ -162,8 +168,8 @@ def supervise(crew: Crew, commands: Sequence[tuple[Sequence[str], Mapping[str, s
         if bound is None and all(process.returncode == 0 for process in processes):
             return
         ended = next((p.returncode for p in processes if p.returncode), None)
-        situation = Situation(_look(crew), bound or None, ended, _tail(log), crew.ops)
-        _end_ranks(crew)
+        situation = Situation(look(crew.work, crew.ranks), bound or None, ended, _tail(log), crew.ops, crew.patience)
+        end(crew.work, crew.ranks)
         raise diagnose(situation)
 
 
@@ -201,71 +207,6 @@ def _overdue(crew: Crew, steps: Sequence[RankStep | None], elapsed: float) -> fl
     # Ranks that wait are bounded by those they wait for; when all wait, by themselves.
     late = max(silent, default=0.0) if active else min(silent, default=0.0)
     return limit if late > limit else None
-
-
-def _look(crew: Crew) -> list[RankState]:
-    """Ask every living rank for its stack and collect what is known of each. A stopped rank is woken to answer."""
-    steps = {rank: read_step(crew.work, rank) for rank in crew.ranks}
-    now = time.monotonic()
-    processes = {rank: process_state(s.pid) if s and alive(s) else "" for rank, s in steps.items()}
-    for rank, step in steps.items():
-        if step is not None and processes[rank]:
-            _signal(step, signal.SIGUSR1)
-            if processes[rank] in ("T", "t"):
-                _signal(step, signal.SIGCONT)
-    deadline = now + _STACKS
-    asked = [rank for rank, letter in processes.items() if letter]
-    # A rank that is gone without a word is explained by the launcher, once it has ended the others.
-    quiet = [r for r, s in steps.items() if s and not processes[r] and s.state == "running" and not _failed(crew, r)]
-    while time.monotonic() < deadline and not (
-        all(_stack(crew.work, rank) for rank in asked) and (not quiet or _launcher_saw(crew.work))
-    ):
-        time.sleep(_POLL)
-    ended = _launcher_saw(crew.work)
-    return [
-        RankState(
-            rank=rank,
-            step=step,
-            process=processes[rank],
-            silent=max(0.0, now - step.changed) if step else 0.0,
-            failure=read_failure(crew.work, rank),
-            status=ended.get(rank),
-            stack=_stack(crew.work, rank),
-        )
-        for rank, step in steps.items()
-    ]
-
-
-def _failed(crew: Crew, rank: int) -> bool:
-    return read_failure(crew.work, rank) is not None
-
-
-def _stack(work: Path, rank: int) -> str:
-    try:
-        return stack_path(work, rank).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _launcher_saw(work: Path) -> dict[int, int]:
-    try:
-        return {int(one["rank"]): int(one["status"]) for one in json.loads((work / "launcher.json").read_bytes())}
-    except (OSError, ValueError):
-        return {}
-
-
-def _end_ranks(crew: Crew) -> None:
-    """SIGKILL every rank that still runs: torchrun gives each a session of its own and would wait 30 s for it."""
-    for rank in crew.ranks:
-        step = read_step(crew.work, rank)
-        if step is not None:
-            _signal(step, signal.SIGKILL)
-
-
-def _signal(step: RankStep, number: signal.Signals) -> None:
-    if alive(step):  # the pid has not gone to somebody else
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(step.pid, number)
 
 
 def _tail(log: Path) -> tuple[str, ...]:

@@ -7,9 +7,10 @@ import signal
 import pytest
 
 from pipeline.tune.causes import remedy
-from pipeline.tune.diagnose import RankState, Situation, diagnose
+from pipeline.tune.diagnose import diagnose
 from pipeline.tune.rank import RankFailure
 from pipeline.tune.steps import RankStep
+from pipeline.tune.troubles import RankState, Situation
 
 
 @pytest.mark.parametrize(

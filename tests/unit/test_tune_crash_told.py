@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ import pytest
 from pipeline.image.arguments import add_tuning_arguments, budget, request_from
 from pipeline.image.unfinished import Unfinished
 from pipeline.tune.attempt import Attempt, Crash, read_crashes, write_crashes
-from pipeline.tune.diagnose import RankCrashed, RankLost, RankState, Situation, diagnose
+from pipeline.tune.diagnose import diagnose
 from pipeline.tune.rank import RankFailure
 from pipeline.tune.steps import RankStep, Steps, read_step, step_path
+from pipeline.tune.troubles import RankCrashed, RankLost, RankState, Situation
 
 ATTEMPT = Attempt("bf16_gemm", "Runner", [1, "x"], [[16, 8], [4, 8]], 16)
 
@@ -66,6 +68,17 @@ def test_what_was_tried_survives_in_the_step_file_until_something_else_is_said(t
     found = read_step(tmp_path, 0)
     assert found is not None
     assert found.trying is None
+
+
+def test_tactics_that_came_back_are_counted_defaults_and_answers_apart(tmp_path: Path) -> None:
+    steps = Steps(step_path(tmp_path, 0), 0)
+    default, answer = replace(ATTEMPT, tactic=-1), replace(ATTEMPT, entry="key")
+    for one in (ATTEMPT, default, answer, ATTEMPT):
+        steps.attempt(one)
+    assert steps.now.returned == 1  # the last one is still out
+    steps.attempt(None)
+    steps.attempt(None)
+    assert steps.now.returned == 2
 
 
 def test_crashes_reach_the_ranks_as_they_are(tmp_path: Path) -> None:

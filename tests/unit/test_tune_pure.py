@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from pipeline.contract.errors import CacheRefused, TuningError, UsageError
 from pipeline.contract.plan import Layout, OpPlan, Plan
 from pipeline.tune.agreement import EntryElsewhere, Held, RankResult, RanksDiffer, TacticsDiffer, agree, merge
-from pipeline.tune.diagnose import RankState, Situation, diagnose
+from pipeline.tune.diagnose import diagnose
 from pipeline.tune.rank import RankFailure
 from pipeline.tune.replay import _together, failures
 from pipeline.tune.steps import RankStep, Steps, alive, read_step, step_path
 from pipeline.tune.supervise import MARGIN, START_SECONDS, Crew, _overdue
 from pipeline.tune.tokens import answering, replay_tokens
+from pipeline.tune.troubles import RankState, Situation
 
 
 def test_agreement_names_rank_and_field_of_the_odd_one_out() -> None:

@@ -4,6 +4,7 @@ PIPELINE_TEST_FAULT names a function below; it runs in the rank PIPELINE_TEST_RA
 module that it wants to break was imported. The product knows nothing of it.
 """
 
+import ctypes
 import importlib
 import importlib.abc
 import importlib.util
@@ -73,6 +74,10 @@ def stopped():
 
 def too_slow():
     _while_measuring(lambda count: time.sleep(60) if count == _AT else None)
+
+
+def too_slow_everywhere():
+    _while_measuring(lambda count: time.sleep(60))
 
 
 def slow():
@@ -372,16 +377,66 @@ def crashing_in_proof():
 
 
 def crashing_default():
+    _in_default(_crash)
+
+
+def _in_default(action):
     def change(module):
         real = module.CpuRunner.forward
 
         def forward(self, inputs, tactic=-1, do_preparation=False, **more):
-            _crash(tactic == -1 and not do_preparation)
+            action(tactic == -1 and not do_preparation)
             return real(self, inputs, tactic=tactic, do_preparation=do_preparation, **more)
 
         module.CpuRunner.forward = forward
 
     _after("pipeline.tune.ops.cpu_mm", change)
+
+
+def hanging_default():
+    _in_default(_hang)
+
+
+def hanging_tactic():
+    _in_run(lambda tactic, out: _hang(tactic == ("blas", "nk", 0, 0, 1) and out.shape == (8, 192)))
+
+
+def hanging_in_judging():
+    """The one tactic that is fast hangs on rank 1, but not where it is measured."""
+    _one_is_fast()
+
+    def change(module):
+        real = module.run
+
+        def run(point, inputs, candidate):
+            here = os.environ["RANK"] == "1" and len(inputs[0]) == 16
+            _hang(here and candidate.tactic == ("upcast", "nk", 0, 0, 1))
+            real(point, inputs, candidate)
+
+        module.run = run
+
+    _after("pipeline.tune.judging.bench", change)
+
+
+def hanging_twice():
+    """A tactic of one op, and the one that is chosen for another where it is proved."""
+    hanging_tactic()
+    _in_run(lambda tactic, out: _hang(tactic == ("upcast", "nk", 0, 0, 1) and out.shape == (24, 64)))
+    _one_is_fast()
+
+
+def _one_is_fast():
+    def action(tactic, out):
+        if tactic != ("upcast", "nk", 0, 0, 1):
+            time.sleep(0.0005)
+
+    _in_run(action)
+
+
+def _hang(when):
+    """Be in a native call that never returns, and keep the interpreter to itself."""
+    while when:
+        ctypes.PyDLL(None).pause()
 
 
 def device_lost():

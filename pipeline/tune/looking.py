@@ -1,0 +1,87 @@
+"""Asking ranks from outside what they do, and ending them. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .rank import read_failure, stack_path
+from .steps import RankStep, alive, process_state, read_step
+from .troubles import RankState
+
+_POLL = 0.1
+_STACKS = 3.0  # seconds to wait for stacks
+_GONE = 10.0  # seconds to wait for ranks that were ended
+
+
+def look(work: Path, ranks: Sequence[int]) -> list[RankState]:
+    """Ask every living rank for its stack and collect what is known of each. A stopped rank is woken to answer."""
+    steps = {rank: read_step(work, rank) for rank in ranks}
+    now = time.monotonic()
+    processes = {rank: process_state(s.pid) if s and alive(s) else "" for rank, s in steps.items()}
+    for rank, step in steps.items():
+        if step is not None and processes[rank]:
+            _signal(step, signal.SIGUSR1)
+            if processes[rank] in ("T", "t"):
+                _signal(step, signal.SIGCONT)
+    deadline = now + _STACKS
+    asked = [rank for rank, letter in processes.items() if letter]
+    # A rank that is gone without a word is explained by the launcher, once it has ended the others.
+    quiet = [
+        r for r, s in steps.items() if s and not processes[r] and s.state == "running" and not read_failure(work, r)
+    ]
+    while time.monotonic() < deadline and not (
+        all(_stack(work, rank) for rank in asked) and (not quiet or _launcher_saw(work))
+    ):
+        time.sleep(_POLL)
+    ended = _launcher_saw(work)
+    return [
+        RankState(
+            rank=rank,
+            step=step,
+            process=processes[rank],
+            silent=max(0.0, now - step.changed) if step else 0.0,
+            failure=read_failure(work, rank),
+            status=ended.get(rank),
+            stack=_stack(work, rank),
+        )
+        for rank, step in steps.items()
+    ]
+
+
+def _stack(work: Path, rank: int) -> str:
+    try:
+        return stack_path(work, rank).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _launcher_saw(work: Path) -> dict[int, int]:
+    try:
+        return {int(one["rank"]): int(one["status"]) for one in json.loads((work / "launcher.json").read_bytes())}
+    except (OSError, ValueError):
+        return {}
+
+
+def end(work: Path, ranks: Sequence[int]) -> None:
+    """SIGKILL every rank that still runs: torchrun gives each a session of its own and would wait 30 s for it.
+
+    Waits for them to be gone: a driver that takes a kernel off its device does so before the process ends.
+    """
+    steps = [step for rank in ranks if (step := read_step(work, rank)) is not None]
+    for step in steps:
+        _signal(step, signal.SIGKILL)
+    deadline = time.monotonic() + _GONE
+    while any(alive(step) for step in steps) and time.monotonic() < deadline:
+        time.sleep(_POLL)
+
+
+def _signal(step: RankStep, number: signal.Signals) -> None:
+    if alive(step):  # the pid has not gone to somebody else
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(step.pid, number)
