@@ -103,9 +103,9 @@ def first_sitting(times: Mapping[int, float], noise: float, chance: random.Rando
     while True:
         rounds += rounds_of({c: times[c] for c in alive}, rule.BATCH, noise, chance)
         verdict = rule.judge(rounds)
+        alive = [c for c in alive if c not in verdict.drop]
         if len(alive) == 1 or (verdict.clear and len(rounds) >= rule.LEAST) or len(rounds) >= rule.MOST:
             return rounds
-        alive = [c for c in alive if c not in verdict.drop]
 
 
 def decide(key: Key, chance: random.Random, noise: float = ROUND, processes: int = 1) -> int:

@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--judge-budget",
         type=float,
-        default=1.0,
+        default=2.0,
         metavar="S",
         help="bound of all judging: seconds times ops times buckets",
     )

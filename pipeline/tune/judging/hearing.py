@@ -23,7 +23,6 @@ from .bench import Bench, Candidate
 from .benches import bench
 from .budget import Budget, Turn
 from .jury import Jury
-from .power import both_states
 
 Gather = Callable[[Any], list[Any]]
 
@@ -71,16 +70,13 @@ class Hearing:
         fastest = {c: min(math.fsum(one[c]) / len(one[c]) for one in quick) for c in alive}
         alive = rule.leading({c: math.exp(value) for c, value in fastest.items()}, _WITHIN, _LEADERS)
         rounds: list[rule.Round] = []
-        batch = (
-            rule.LEAST if both_states(self.where[1]) else rule.BATCH
-        )  # to change the state takes longer than a batch
-        while self.turn.fits(self.turn.round_seconds * batch * len(alive)):
+        while self.turn.fits(self.turn.round_seconds * rule.BATCH * len(alive)):
             tick(f"{len(alive)} candidates, round {len(rounds)}")
-            rounds += self._together(trial, alive, batch)
+            rounds += self._together(trial, alive, rule.BATCH)
             verdict = rule.judge(rounds)
+            alive = [c for c in alive if c not in verdict.drop]
             if len(alive) == 1 or (verdict.clear and len(rounds) >= rule.LEAST) or len(rounds) >= rule.MOST:
                 break
-            alive = [c for c in alive if c not in verdict.drop]
         return rounds
 
     def _sit_again(

@@ -168,9 +168,7 @@ def judge(rounds: Sequence[Round]) -> Verdict:
     ratio, error = centre(_ratios(rounds, chosen, 0)) if chosen else (0.0, 0.0)
     # Only candidates that come before the chosen one in the fixed order, and the chosen one, decide.
     clear = all(told[c] for c in running if c <= chosen)
-    drop = {c for c, (distance, error) in behind.items() if c and distance - CLEAR * error > HIGH} | {
-        c for c in barred if len(rounds) >= LEAST
-    }
+    drop = {c for c, (distance, error) in behind.items() if c and distance - CLEAR * error > HIGH} | barred
     spread = CLEAR * error
     return Verdict(chosen, best, clear, tuple(sorted(drop)), math.exp(ratio), spread, _why(chosen, best))
 
