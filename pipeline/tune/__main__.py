@@ -22,6 +22,7 @@ from pipeline.contract.exits import Exit
 from pipeline.contract.files import write_json
 from pipeline.contract.places import FAILURE_FILE
 
+from .judging.budget import CPU_SECONDS, GPU_SECONDS, seconds_per_key
 from .planfile import read_plan
 from .state import open_state
 from .steps import RankStep
@@ -80,9 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--judge-budget",
         type=float,
-        default=2.0,
         metavar="S",
-        help="bound of all judging: seconds times ops times buckets",
+        help=f"bound of all judging: seconds times ops times buckets ({GPU_SECONDS:g} on GPUs, else {CPU_SECONDS:g})",
     )
     parser.add_argument(
         "--jurors",
@@ -112,7 +112,8 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
 
         return tune_with_engine(plan, arguments.out.resolve(), max_wait=arguments.engine_max_wait)
     nproc = plan.layout.world if arguments.nproc is None else arguments.nproc
-    if nproc < 1 or not arguments.timeout > 0 or not arguments.judge_budget > 0:
+    budget = seconds_per_key(plan.device) if arguments.judge_budget is None else arguments.judge_budget
+    if nproc < 1 or not arguments.timeout > 0 or not budget > 0:
         raise UsageError("--nproc, --timeout and --judge-budget must be positive")
     if arguments.jurors is not None and not 0 <= arguments.jurors <= MOST_JURORS:
         raise UsageError(f"--jurors {arguments.jurors} is not between 0 and {MOST_JURORS}", hint="3 are enough")
@@ -134,7 +135,7 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
 
     words = ["--plan", str(arguments.plan.resolve()), "--out", str(arguments.out.resolve())]
     words += ["--timeout", str(arguments.timeout)]
-    words += ["--judge", arguments.judge, "--judge-budget", str(arguments.judge_budget)]
+    words += ["--judge", arguments.judge, "--judge-budget", str(budget)]
     if arguments.jurors is not None:
         words += ["--jurors", str(arguments.jurors)]
     words += ["--share-gpu"] * arguments.share_gpu

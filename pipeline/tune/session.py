@@ -67,7 +67,7 @@ class Options:
     timeout: float
     previous: Path | None
     judge: str = "on"
-    judge_budget: float = 2.0
+    judge_budget: float = 1.0
     jurors: int | None = None  # processes beside each rank in which sittings are held; None: what the device needs
     share_gpu: bool = False
     strategy: str = ""

@@ -91,7 +91,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, required=True)
     parser.add_argument("--previous", type=Path)
     parser.add_argument("--judge", choices=("on", "off"), default="on")
-    parser.add_argument("--judge-budget", type=float, default=2.0)
+    parser.add_argument("--judge-budget", type=float, required=True)
     parser.add_argument("--jurors", type=int)
     parser.add_argument("--share-gpu", action="store_true")
     parser.add_argument("--strategy", default="")

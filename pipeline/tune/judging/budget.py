@@ -9,8 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+GPU_SECONDS, CPU_SECONDS = 2.0, 1.0  # per key, where nothing is asked for: a GPU's clock has to be waited for
 _SHARE = 4.0  # one key may take this many times the average, while the total lasts
 _RESERVE = 0.5  # of the average is kept for each key that is still to come
+
+
+def seconds_per_key(device: str) -> float:
+    """The bound for `cuda` or `cpu` that holds unless another is asked for."""
+    return GPU_SECONDS if device == "cuda" else CPU_SECONDS
 
 
 @dataclass
