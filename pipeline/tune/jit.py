@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .steps import Steps
 
 _PATIENCE = 4 * 3600.0  # seconds that a build may take; 182 sources of one MoE module take an hour and a half
+_AT_ONCE = 4  # modules built side by side
 _TICK = 2.0
 _ONLY_TUNING = ("flashinfer.jit.tllm_utils", "gen_trtllm_utils_module")  # the delay before a timed launch
 
@@ -94,8 +95,11 @@ def _build(specs: Sequence[Any], steps: Steps) -> str:
 
 
 def build_all(specs: Sequence[Any]) -> None:
-    """Build modules side by side, each in its own folder; raise what the first that fails raises."""
-    with ThreadPoolExecutor(max(1, len(specs))) as pool:
+    """Build modules side by side, each in its own folder; raise what the first that fails raises.
+
+    Each build runs as many compilers as there are cores, or MAX_JOBS, so that only a few go on at one time.
+    """
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
         for done in [pool.submit(one.build, verbose=False, need_lock=True) for one in specs]:
             done.result()
 
