@@ -113,4 +113,4 @@ bench: $(VENV)/ready ## figures of speed and memory
 	@$(VENV)/bin/python -m bench
 
 clean: ## remove what make made in this checkout; caches in the home folder stay
-	@rm -rf $(VENV) $(TUNE_VENV) build
+	@rm -rf $(VENV) $(TUNE_VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

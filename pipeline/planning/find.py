@@ -114,10 +114,12 @@ def _near(model: str) -> str:
 def find_model(model: str) -> Found:
     """Find a model; raise `ModelUnknown` (with near names), `ModelUnreadable` or `HubRefused`."""
     model = model.strip()
+    if not model:
+        raise ModelUnknown("no model was named", hint=f"MODEL=tiny, for one; there are {', '.join(bundled_names())}")
     if found := _bundled(model):
         return found
     try:
-        exists = bool(model) and Path(model).expanduser().exists()
+        exists = Path(model).expanduser().exists()
     except (OSError, RuntimeError, ValueError):  # too long, no such user, a NUL
         exists = False
     if exists:

@@ -180,6 +180,8 @@ def differing(one: Path, other: Path) -> dict[str, Any]:
 
 def tune(bench: Bench, plan: Path, name: str, *words: object, bound: float = 240) -> None:
     """One tuning run into its own directory."""
+    shutil.rmtree(bench.work / name, ignore_errors=True)  # what an earlier run left would be taken for this one's
+    (bench.out / f"{name}.json").unlink(missing_ok=True)
     bench.step(f"tune {name}", ["pipeline.tune", plan, bench.work / name, *words, *bench.words], bound)
     bench.keep(name)
 
@@ -187,6 +189,7 @@ def tune(bench: Bench, plan: Path, name: str, *words: object, bound: float = 240
 def measure(bench: Bench, name: str, label: str, *words: object, bound: float = 90) -> list[dict[str, Any]]:
     """Time a cache in a fresh process; note the summary."""
     path = bench.work / f"{label}.json"
+    path.unlink(missing_ok=True)
     bench.step(f"process {label}", ["tests.gpu.measure_cache", bench.work / name, path, *words], bound)
     if not path.exists():
         return []

@@ -3,8 +3,9 @@
     python -m tests.gpu.cublas_lists OUT.json [--seconds 75]
 
 For the products of Llama-3.1-8B as `bmm_fp8`: the list of algorithms at every count to 512 and at steps above; the time
-of every tactic at some 120 counts. Prints, for each product, at how many counts the list changes, the gain of the best
-tactic of each count (timed), and that of the best one number per bucket of FlashInfer's, chosen with hindsight.
+of every tactic at some 120 counts, until `--seconds` are over for all products together (`timed` says at how many). Prints,
+for each product, at how many counts the list changes, the gain of the best tactic of each count (timed), and that of the
+best one number per bucket of FlashInfer's, chosen with hindsight.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ ROUNDS = 4
 
 
 def geometric(gains: Sequence[float]) -> float:
-    """The geometric mean."""
-    return math.exp(statistics.fmean(math.log(gain) for gain in gains))
+    """The geometric mean; 1 of nothing, so that a product which no time was left for does not end the run."""
+    return math.exp(statistics.fmean(math.log(gain) for gain in gains)) if gains else 1.0
 
 
 def hindsight(times: Mapping[int, Mapping[int, float]], buckets: Sequence[int]) -> float:

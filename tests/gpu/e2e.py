@@ -3,9 +3,14 @@
     python -m tests.gpu.e2e BASE_IMAGE OUT [MODEL] [REPEATS]
 
 BASE_IMAGE has FlashInfer, and torch or a runtime of the engine that puts it there. Everything that is found is written
-to OUT as it is found; one step that fails does not stop the others. `E2E_TP` is the number of ranks (1), `E2E_WORDS`
-more words for `pipeline image`, `E2E_TUNE_IN` where the first image is tuned (stage), `E2E_STEPS` the steps to run (all),
-in their order:
+to OUT as it is found; one step that fails does not stop the others. Variables:
+
+    E2E_TP        the number of ranks (1)
+    E2E_PLAN      words that say what is planned, such as `--ops qkv --max-tokens 256` for a quick try
+    E2E_WORDS     more words for `pipeline image`
+    E2E_TUNE_IN   where the first image is tuned (stage)
+    E2E_BRIEF     if set, the step `stage` ends with the image
+    E2E_STEPS     the steps to run (all), in this order:
 
     stage       tuned in a build stage; the same again; verify; entry point; explain --live
     container   tuned in a container
@@ -16,6 +21,7 @@ in their order:
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -24,6 +30,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +39,7 @@ from pipeline.contract.places import CACHE_ROOT
 ROOT = Path(__file__).resolve().parents[2]
 FIRST_PASS = Path(__file__).with_name("first_pass.py")
 BLOCK = Path(__file__).with_name("tp_block.py")
-STEPS = "stage container start block retune"
+STEPS = ("stage", "container", "start", "block", "retune")
 # torchrun and its groups where nothing but the loopback interface is there, and the host's name has no address
 HERE = ("--nnodes=1", "--master-addr=127.0.0.1", "--master-port=29511", "--local-addr=127.0.0.1")
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -66,7 +73,9 @@ def pipeline(record: Record, name: str, *words: str, timeout: float = 420) -> di
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        record.put(name, {"timeout": timeout, "stderr": (error.stderr or b"")[-1500:].decode(errors="replace")})
+        said = error.stderr or ""  # bytes, whatever `text` is, in Python 3.11 and 3.12
+        said = said.decode(errors="replace") if isinstance(said, bytes) else said
+        record.put(name, {"timeout": timeout, "stderr": said[-1500:]})
         return None
     seconds = round(time.monotonic() - began, 2)
     (record.out / f"{name}.log").write_text(done.stderr)
@@ -119,12 +128,12 @@ class Host:
 
         self.record, self.model, self.repeats = record, model, repeats
         self.ranks = os.environ.get("E2E_TP", "1")
-        self.few = os.environ.get("E2E_WORDS", "").split()  # such as `--ops qkv --max-tokens 256`, for a quick try
+        self.planned = ["--tp", self.ranks, *os.environ.get("E2E_PLAN", "").split()]
         engine = ensure()
         self.client = connect(engine)
         _, self.gpus = probe(self.client, base, offered(engine))
-        self.common = ("image", model, "--tp", self.ranks, "--base-image", base, "--accept-base-versions", "--json",
-                       *self.few)  # fmt: skip
+        self.common = ("image", model, *self.planned, "--base-image", base, "--accept-base-versions", "--json",
+                       *os.environ.get("E2E_WORDS", "").split())  # fmt: skip
         record.put("engine", {"version": engine.version, "access": self.gpus.access, "driver": self.gpus.driver,
                               "gpus": [gpu.name for gpu in self.gpus.gpus]})  # fmt: skip
 
@@ -152,9 +161,9 @@ class Host:
         pipeline(self.record, "container", *self.common, *words)
 
     def start(self) -> None:
-        """What a start costs on one rank, in each of the ways; b last, for it takes longest."""
+        """What a start of one rank costs, with the shapes that it holds, in each of the ways; b last, for it takes longest."""
         plan = self.record.out / "plan.json"
-        words = ["plan", self.model, "--tp", "1", "--arch", self.gpus.gpus[0].arch, *self.few, "--out", str(plan)]
+        words = ["plan", self.model, *self.planned, "--arch", self.gpus.gpus[0].arch, "--out", str(plan)]
         subprocess.run([sys.executable, "-m", "pipeline", *words], cwd=ROOT, check=True, capture_output=True)
         self._bare()
         nothing = {"PIPELINE_AUTOTUNE_CACHE_DIR": "/nowhere"}
@@ -200,7 +209,8 @@ class Host:
     def _floor(self, plan: Path) -> dict[str, Any]:
         file = next(Path("/tmp/e2e-cache").rglob("autotune_configs.json"))
         words = [sys.executable, str(FIRST_PASS), "bare", str(plan), str(file)]
-        environment = {**os.environ, "FLASHINFER_DISABLE_JIT": "1", "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "FLASHINFER_DISABLE_JIT": "1", "PYTHONPATH": path}
         began = time.perf_counter()
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         wall = time.perf_counter() - began
@@ -231,11 +241,11 @@ class Host:
             pipeline(self.record, "graft", "graft", BARE, "/tmp/e2e-cache", "--image", "e2e/grafted:1", "--json")
 
 
-def main(base: str, out: str, model: str = "llama-3.1-8b", repeats: int = 5) -> None:
+def main(base: str, out: Path, model: str, repeats: int, steps: Sequence[str]) -> None:
     """The chosen steps, in order."""
-    record = Record(Path(out))
+    record = Record(out)
     host = Host(record, base, model, repeats)
-    for name in os.environ.get("E2E_STEPS", STEPS).split():
+    for name in steps:
         try:
             getattr(host, name)()
         except Exception as error:  # noqa: BLE001 - one step that fails does not stop the others
@@ -244,4 +254,13 @@ def main(base: str, out: str, model: str = "llama-3.1-8b", repeats: int = 5) -> 
 
 if __name__ == "__main__":
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    main(*sys.argv[1:4], *(int(word) for word in sys.argv[4:5]))
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.e2e", epilog="variables: see this file's first lines")
+    parser.add_argument("base", metavar="BASE_IMAGE")
+    parser.add_argument("out", type=Path, metavar="OUT")
+    parser.add_argument("model", nargs="?", default="llama-3.1-8b", metavar="MODEL")
+    parser.add_argument("repeats", nargs="?", type=int, default=5, metavar="REPEATS")
+    options = parser.parse_args()
+    asked = os.environ.get("E2E_STEPS", " ".join(STEPS)).split()
+    if unknown := [name for name in asked if name not in STEPS]:
+        parser.error(f"E2E_STEPS: no step {', '.join(unknown)} (there are {', '.join(STEPS)})")
+    main(options.base, options.out, options.model, options.repeats, [name for name in STEPS if name in asked])

@@ -9,8 +9,8 @@ any container: the floor.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import time
 
 BEGAN = time.perf_counter()
@@ -68,4 +68,9 @@ def _pass(cases: list, run: object) -> float:  # type: ignore[type-arg]
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("mode", choices=("tuned", "tune", "default", "bare"))
+    parser.add_argument("plan", metavar="PLAN")
+    parser.add_argument("file", nargs="?", default="", metavar="FILE")
+    options = parser.parse_args()
+    main(options.mode, options.plan, options.file)

@@ -9,9 +9,9 @@ groups are gloo's and the op is a CPU's, which tries this script without a GPU.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import sys
 
 
 def main(backend: str) -> None:
@@ -62,4 +62,6 @@ def main(backend: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "nccl")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("backend", nargs="?", default="nccl", choices=("nccl", "gloo"))
+    main(parser.parse_args().backend)

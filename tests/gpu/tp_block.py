@@ -11,9 +11,9 @@ measured, and whether the ranks' outputs agree.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import sys
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -109,4 +109,8 @@ def main(mode: str, root: str = "") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("mode", choices=("tuned", "default", "tune"))
+    parser.add_argument("root", nargs="?", default="", metavar="ROOT")
+    options = parser.parse_args()
+    main(options.mode, options.root)

@@ -2,19 +2,23 @@
 
     python -m tests.gpu.two_gpus OUT [STEP…]
 
-Needs torch and FlashInfer importable. Everything that is found is written to OUT as it is found. The steps, in their
-order (default all): `strategies` and `broken` for Llama-3.1-8B, `block`, `groups`, and `large` for Llama-3.3-70B-FP8.
+Needs torch, FlashInfer and the host's requirements importable. Everything that is found is written to OUT as it is
+found. The steps, in their order (default all): `strategies` and `broken` for Llama-3.1-8B, `block`, `groups`, and
+`large` for Llama-3.3-70B-FP8. `block` takes the cache that an earlier `strategies` left in /tmp/two_gpus.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +26,14 @@ from .e2e import HERE, LOOPBACK
 
 ROOT = Path(__file__).resolve().parents[2]
 STRATEGIES = ("synchronized", "sharded", "leader", "independent")
+STEPS = ("strategies", "broken", "block", "groups", "large")
 
 
 class Bench:
     """One folder of results, and how processes are started."""
 
-    def __init__(self, out: Path) -> None:
-        self.out = out
-        self.work = Path("/tmp/two_gpus")
+    def __init__(self, out: Path, work: Path = Path("/tmp/two_gpus")) -> None:
+        self.out, self.work = out, work
         self.found: dict[str, Any] = {}
         out.mkdir(parents=True, exist_ok=True)
         self.work.mkdir(exist_ok=True)
@@ -84,8 +88,22 @@ def memory() -> list[int]:
     return [int(line) for line in said.stdout.split()]
 
 
+def rank_of(root: Path, number: int) -> int | None:
+    """The process of a rank that tunes into `root`; other tunes of this machine are none of ours."""
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (place / "cmdline").read_bytes()
+            ours = b"pipeline.tune.worker\0" in words and str(root).encode() in words
+            if ours and f"\0LOCAL_RANK={number}\0".encode() in b"\0" + (place / "environ").read_bytes():
+                return int(place.name)
+        except OSError:  # it ended
+            continue
+    return None
+
+
 def broken(bench: Bench, name: str, plan: Path, sign: signal.Signals) -> None:
-    """Start a tune, send one rank a signal while it measures, and see how it ends."""
+    """Start a tune, send rank 1 a signal while it measures, and see how it ends."""
+    shutil.rmtree(bench.work / name, ignore_errors=True)
     began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeline.tune", str(plan), str(bench.work / name), "--timeout", "20"],
@@ -95,21 +113,17 @@ def broken(bench: Bench, name: str, plan: Path, sign: signal.Signals) -> None:
     said, sent = [], 0.0
     for line in process.stderr:
         said.append(line)
-        if not sent and "tuning" in line:
-            pids = subprocess.run(["pgrep", "-f", "pipeline.tune.worker"], capture_output=True, text=True, check=False)
-            ranks = [int(pid) for pid in pids.stdout.split()]
-            own = [pid for pid in ranks if b"LOCAL_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
-            for pid in own[:1]:
-                os.kill(pid, sign)
+        if not sent and "tuning" in line and (pid := rank_of(bench.work / name, 1)) is not None:
+            os.kill(pid, sign)
             sent = time.monotonic()
     status = process.wait()
-    time.sleep(1)
-    text = "".join(said)
+    ended = time.monotonic()
+    time.sleep(1)  # until the driver has taken the memory back
     bench.put(name, {
-        "status": status, "seconds": round(time.monotonic() - began, 2),
-        "after signal": round(time.monotonic() - sent, 2),
-        "names rank 1": "rank 1" in text, "saved": (bench.work / name).exists() and any((bench.work / name).glob("0*")),
-        "memory after": memory(), "said": text[-500:],
+        "status": status, "seconds": round(ended - began, 2),
+        "after signal": round(ended - sent, 2) if sent else "none was sent",
+        "names rank 1": any(line.startswith("error: rank 1 ") for line in said),
+        "saved": any((bench.work / name).glob("*/*/*")), "memory after": memory(), "said": "".join(said)[-500:],
     })  # fmt: skip
 
 
@@ -122,6 +136,7 @@ def entries(root: Path) -> dict[str, Any]:
 def alike(bench: Bench, one: str, other: str) -> None:
     """Where two tunes chose differently, their choices timed side by side in a fresh process: above 1, `other` is slower."""
     path = bench.work / f"{one}-against-{other}.json"
+    path.unlink(missing_ok=True)
     words = (str(bench.work / one), str(path), "--against", str(bench.work / other))
     bench.run(f"{one} against {other}", "tests.gpu.measure_cache", *words)
     if not path.exists():
@@ -136,11 +151,13 @@ def alike(bench: Bench, one: str, other: str) -> None:
 
 def strategies(bench: Bench, plan: Path) -> None:
     """Every strategy without judging, two with; fresh processes replay each on both ranks."""
+    shutil.rmtree(bench.work / "warm", ignore_errors=True)
     bench.run("warm up (JIT)", "pipeline.tune", str(plan), str(bench.work / "warm"), "--judge", "off")
     for judge in ("off", "on"):
         for strategy in STRATEGIES if judge == "off" else ("synchronized", "sharded"):
             one(bench, plan, strategy, judge)
-    done = {p.name: entries(p) for p in bench.work.iterdir() if any(p.glob("*/*/*/autotune_configs.json"))}
+    places = [bench.work / "warm", *(bench.work / f"{name}-{judge}" for name in STRATEGIES for judge in ("off", "on"))]
+    done = {p.name: entries(p) for p in places if any(p.glob("*/*/*/autotune_configs.json"))}
     base = done.get("synchronized-off", {})
     bench.put("entries that differ from synchronized-off", {
         name: [sum(base[k] != found.get(k) for k in base), len(base)] for name, found in done.items()
@@ -152,20 +169,21 @@ def one(bench: Bench, plan: Path, strategy: str, judge: str, prefix: str = "", b
     """One tune and its replay."""
     name = f"{prefix}{strategy}, judge {judge}"
     root = bench.work / f"{prefix.strip()}{strategy}-{judge}"
+    shutil.rmtree(root, ignore_errors=True)  # what an earlier run left would be taken for this one's
     bench.run(name, "pipeline.tune", str(plan), str(root), "--strategy", strategy, "--judge", judge, bound=bound)
-    if root.exists():
+    if any(root.glob("*/*/*")):
         bench.run(f"replay {name}", "pipeline.tune.replay", "--root", str(root))
 
 
-def main(out: str, *steps: str) -> None:
+def main(out: Path, steps: Sequence[str]) -> None:
     """The chosen steps."""
-    bench = Bench(Path(out))
+    bench = Bench(out)
     plans = []
     for model in ("Llama-3.1-8B", "Llama-3.3-70B-FP8"):
         plans.append(bench.out / f"{model}.json")
         bench.run(f"plan {model}", "pipeline", "plan", model, "--tp", "2", "--arch", "90a", "--out", str(plans[-1]))
     torchrun = ("torch.distributed.run", *HERE, "--nproc-per-node=2")
-    chosen = steps or ("strategies", "broken", "block", "groups", "large")
+    chosen = steps or STEPS
     if "strategies" in chosen:
         strategies(bench, plans[0])
     if "broken" in chosen:
@@ -189,4 +207,8 @@ def main(out: str, *steps: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.two_gpus")
+    parser.add_argument("out", type=Path, metavar="OUT")
+    parser.add_argument("steps", nargs="*", choices=STEPS, metavar="STEP", help=", ".join(STEPS))
+    options = parser.parse_args()
+    main(options.out, options.steps)

@@ -23,7 +23,7 @@ KEYS = (("o", 1536, 2), ("o", 3072, 6), ("down", 768, 2), ("down", 1280, 1), ("q
 
 
 def told(rounds: Any) -> list[float]:
-    """The mean logarithmic ratio, and the default's milliseconds, at rest."""
+    """The mean logarithmic ratio, and the default's milliseconds, at the only point that is timed."""
     ratio = statistics.fmean(one[1][0] - one[0][0] for one in rounds)
     return [round(ratio, 5), round(math.exp(statistics.fmean(one[0][0] for one in rounds)), 6)]
 

@@ -84,3 +84,12 @@ def test_what_shares_an_engine_stays_in_one_process(tmp_path: Path) -> None:
     workers = dict(ran)
     assert len(ran) == len(workers) == 4, ran
     assert workers["engine/test_image_tiny"] == workers["engine/test_retune"] != workers["engine/test_release"]
+
+
+def test_clean_leaves_what_git_tracks_and_nothing_that_make_made(tmp_path: Path) -> None:
+    made = [".venv", ".venv-tune", "build", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"]
+    for name in (*made, "pipeline"):
+        (tmp_path / name).mkdir()
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    subprocess.run(["make", "-C", str(tmp_path), "clean"], check=True, capture_output=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["Makefile", "pipeline"]

@@ -100,6 +100,7 @@ def test_one_architecture_many_spellings(capsys, spelled):
         (["tiny", "--arch", "90a", "--backends", "mm_bf16"], "names no backend"),
         (["tiny", "--arch", "90a", "--backends", "mm_bf16=tgv"], "does not exist on 90a"),
         (["nothing-like-it"], "there is no model"),
+        ([""], "no model was named"),
         (["Tiny2"], "did you mean tiny?"),
         (["./no-such-folder"], "no such file or folder"),
         (["tiny", "--seed", "x"], "--seed=x is not a whole number"),
