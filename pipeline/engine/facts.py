@@ -65,6 +65,11 @@ class Engine:
         """Whether the engine's socket is on this machine."""
         return self.host.startswith("unix://")
 
+    @property
+    def peekable(self) -> bool:
+        """Whether it may push to a server of ours on 127.0.0.1 (rootless, its loopback is another), blob by blob."""
+        return self.containerd_store and self.local and not self.rootless
+
     def environment(self) -> dict[str, str]:
         """What a docker CLI needs in its environment to talk to this engine and no other (empty counts as unset)."""
         env = {"DOCKER_HOST": self.host, "DOCKER_CONTEXT": "", "DOCKER_TLS_VERIFY": "", "DOCKER_TLS": ""}

@@ -169,6 +169,7 @@ def how_to_verify(engine: Engine, gpus: Gpus, processor: Mapping[str, Any], max_
         level="replay",
         max_wait=max_wait,
         containerd_store=engine.containerd_store,
+        peekable=engine.peekable,
         present=lambda manifest: is_present(manifest, processor=processor, gpus=names),
         gpus=gpus,
     )

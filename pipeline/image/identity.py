@@ -1,7 +1,8 @@
 """What an image is, whichever store holds it: its config digest, its layers, and what its last layers weigh.
 
 The classic store names an image by its config digest and tells each layer's content size. The containerd store names
-it by its manifest and tells the space on disk instead, so there (and with `deep`) the engine's export is read.
+it by its manifest and tells the space on disk instead. There the engine is made to show manifest, configuration and the
+last layers by a push to ourselves, where that can be; else, and with `deep`, its export is read.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .saved import read_saved
+from .peek import peek
+from .saved import read_saved, saved_of
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -35,10 +37,16 @@ def _says_nothing_but_metadata(step: Mapping[str, Any]) -> bool:
     return str(step.get("Comment", "")).startswith("buildkit") and said.startswith(_METADATA) and not int(step["Size"])
 
 
-def identify(client: DockerClient, image: str, *, count: int, containerd_store: bool, deep: bool = False) -> Identity:
-    """Identify an image and its last `count` layers, topmost first; `deep` reads the export, slow for large images."""
+def identify(
+    client: DockerClient, image: str, *, count: int, containerd_store: bool, peekable: bool = False, deep: bool = False
+) -> Identity:
+    """Identify an image and its last `count` layers, topmost first; `deep` reads the export, slow for large images.
+
+    `peekable`: whether the engine can push to a server of this process (`Engine.peekable`).
+    """
     if containerd_store or deep:
-        saved = read_saved(client, image, count=count)
+        small = peek(client, image, count=count) if peekable and not deep else None
+        saved = saved_of(small, image, count=count) if small else read_saved(client, image, count=count)
         return Identity(saved.config_digest, saved.diff_ids, None, saved.last)
     found = client.images.get(image)
     steps = [int(step["Size"]) for step in found.history() if not _says_nothing_but_metadata(step)]

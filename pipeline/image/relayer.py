@@ -18,6 +18,7 @@ from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import BuildError
 
 from .buildkit import Builder, Stage
+from .peek import peek
 from .saved import ExportUnreadable, plain, small_files
 
 if TYPE_CHECKING:
@@ -68,10 +69,14 @@ def changed_config(
 
 
 def relayer(
-    client: DockerClient, image: str, *, drop: int, layers: Sequence[bytes], labels: Mapping[str, str], said: str
-) -> str:
-    """Make an image from `image` without its last `drop` layers and with `layers`; return its id. It has no name."""
-    files = small_files(client, image)
+    client: DockerClient, image: str, *, drop: int, layers: Sequence[bytes], labels: Mapping[str, str], said: str,
+    peekable: bool = False,
+) -> str:  # fmt: skip
+    """Make an image from `image` without its last `drop` layers and with `layers`; return its id. It has no name.
+
+    `peekable`: whether the engine can push to a server of this process (`Engine.peekable`).
+    """
+    files = (peek(client, image, count=0) if peekable else None) or small_files(client, image)
     try:
         listed = json.loads(files["manifest.json"])[0]
         config = json.loads(files[listed["Config"]])

@@ -10,7 +10,7 @@ import gzip
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -74,7 +74,11 @@ def small_files(client: DockerClient, image: str) -> dict[str, bytes]:
 
 def read_saved(client: DockerClient, image: str, *, count: int = 1) -> SavedImage:
     """Stream the export of `image` and list its last `count` layers, the topmost first; raise `ExportUnreadable`."""
-    small = small_files(client, image)
+    return saved_of(small_files(client, image), image, count=count)
+
+
+def saved_of(small: Mapping[str, bytes], image: str, *, count: int) -> SavedImage:
+    """Like `read_saved`, of an export's small files."""
     try:
         listed = json.loads(small["manifest.json"])[0]
         config = small[listed["Config"]]

@@ -92,6 +92,7 @@ class How:
     present: Callable[[Manifest], bool]
     gpus: Gpus = NO_GPUS
     deep: bool = False
+    peekable: bool = False
 
 
 def check_present(client: DockerClient, image: str) -> None:
@@ -120,7 +121,9 @@ def verify(client: DockerClient, image: str, how: How) -> Verdict:
             keys = _keys(client, image, Path(temporary) / "root", sheet)
         own = own_keys(client, image, keys)
         count = max(1, len(own))
-        identity = identify(client, image, count=count, containerd_store=how.containerd_store, deep=how.deep)
+        identity = identify(
+            client, image, count=count, containerd_store=how.containerd_store, peekable=how.peekable, deep=how.deep
+        )
         if own:
             sheet.findings += strangers(identity, own)
         manifests = [(stored, stored.manifest) for stored in keys if stored.manifest is not None]
