@@ -22,11 +22,12 @@ from pipeline.contract.exits import Exit
 from pipeline.contract.files import write_json
 from pipeline.contract.places import FAILURE_FILE
 
-from .judging.budget import CPU_SECONDS, GPU_SECONDS, seconds_per_key
+from .arguments import parser
+from .judging.budget import seconds_per_key
 from .planfile import read_plan
+from .save import open_out
 from .state import open_state
 from .steps import RankStep
-from .strategy import STRATEGIES
 from .troubles import RankTrouble
 
 if TYPE_CHECKING:
@@ -44,63 +45,6 @@ class NodesInvalid(UsageError):
     """--nnodes, --node-rank and --rdzv-endpoint do not fit together."""
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline.tune", description="Tune a plan on all ranks in step.", allow_abbrev=False
-    )
-    parser.add_argument("plan", type=Path, help="plan.json")
-    parser.add_argument("out", type=Path, metavar="OUT", help="directory to write <version>/<arch>/<hash>/ below")
-    parser.add_argument("--previous", type=Path, metavar="DIR", help="take up a sound cache below DIR")
-    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="bound of the process group, seconds")
-    parser.add_argument(
-        "--strategy",
-        choices=STRATEGIES,
-        default="",
-        help="how the ranks share the work (default: the best that this FlashInfer allows)",
-    )
-    parser.add_argument(
-        "--state",
-        type=Path,
-        metavar="DIR",
-        help="keep each finished op in DIR and take up what an interrupted run left there",
-    )
-    parser.add_argument("--no-resume", dest="resume", action="store_false", help="take up nothing from --state")
-    parser.add_argument("--nproc", type=int, metavar="N", help="number of ranks (default: as planned)")
-    parser.add_argument("--nnodes", type=int, default=1, metavar="N", help="number of nodes that tune together")
-    parser.add_argument("--node-rank", type=int, default=0, metavar="N", help="which of them this is, from 0")
-    parser.add_argument(
-        "--rdzv-endpoint", default="", metavar="HOST:PORT", help="where the nodes meet: a port of node 0"
-    )
-    parser.add_argument("--stage", action="store_true", help="write failures to OUT/failure.json and end with 0")
-    parser.add_argument(
-        "--judge",
-        choices=("on", "off"),
-        default="on",
-        help="measure the leading tactics and the default again before choosing; off: FlashInfer's argmin",
-    )
-    parser.add_argument(
-        "--judge-budget",
-        type=float,
-        metavar="S",
-        help=f"bound of all judging: seconds times ops times buckets ({GPU_SECONDS:g} on GPUs, else {CPU_SECONDS:g})",
-    )
-    parser.add_argument(
-        "--jurors",
-        type=int,
-        metavar="N",
-        help="processes beside each rank in which choices are judged as well (default: 3 on a GPU, none on a CPU)",
-    )
-    parser.add_argument(
-        "--engine-max-wait", type=float, default=7200.0, metavar="S", help="bound of an engine's own start, seconds"
-    )
-    parser.add_argument(
-        "--share-gpu",
-        action="store_true",
-        help="let several ranks use one GPU: the contract between them is real, their timings are not",
-    )
-    return parser
-
-
 def _tune(arguments: argparse.Namespace) -> dict[str, object]:
     from .again import until_none_crashes
     from .rank import result_path
@@ -113,8 +57,6 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
         return tune_with_engine(plan, arguments.out.resolve(), max_wait=arguments.engine_max_wait)
     nproc = plan.layout.world if arguments.nproc is None else arguments.nproc
     budget = seconds_per_key(plan.device) if arguments.judge_budget is None else arguments.judge_budget
-    if nproc < 1 or not arguments.timeout > 0 or not budget > 0:
-        raise UsageError("--nproc, --timeout and --judge-budget must be positive")
     if arguments.jurors is not None and not 0 <= arguments.jurors <= MOST_JURORS:
         raise UsageError(f"--jurors {arguments.jurors} is not between 0 and {MOST_JURORS}", hint="3 are enough")
     if not plan.ops:
@@ -166,7 +108,8 @@ def _ranks_here(nodes: Nodes, world: int) -> int:
         raise NodesInvalid(f"--node-rank {nodes.rank} of --nnodes {nodes.count}", hint="nodes count from 0")
     if world % nodes.count:
         raise NodesInvalid(f"{world} ranks cannot be shared out over {nodes.count} nodes", hint="as many ranks on each")
-    if not re.fullmatch(r"\S+:[0-9]{1,5}", nodes.endpoint):
+    place = re.fullmatch(r"\S+:([0-9]{1,5})", nodes.endpoint, re.ASCII)
+    if place is None or not 0 < int(place[1]) < 1 << 16:
         raise NodesInvalid(
             f"--rdzv-endpoint {nodes.endpoint!r} names no place where {nodes.count} nodes could meet",
             hint="HOST:PORT: an address of node 0 that all nodes reach, and a free port",
@@ -203,8 +146,12 @@ def main(words: list[str] | None = None) -> int:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupted)
-    arguments = _parser().parse_args(words)
-    (arguments.out / FAILURE_FILE).unlink(missing_ok=True)
+    arguments = parser().parse_args(words)
+    try:
+        open_out(arguments.out)
+    except PipelineError as error:  # no place for failure.json either
+        log.fail(error)
+        return int(error.exit_code)
     try:
         told = _tune(arguments)
     except PipelineError as error:

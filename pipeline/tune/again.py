@@ -23,17 +23,18 @@ RESTARTS = 5  # of one tuning at most; each costs what starting the ranks costs,
 def until_none_crashes(crew: Crew, words: Sequence[str], state: Path | None, *, resume: bool) -> Path:
     """Run `pipeline.tune.worker` on every rank until it ends well; return the working directory of that run.
 
-    `state` keeps finished ops between the runs; without one, a directory of our own does from the second run on.
+    `state` keeps finished ops between the runs; without one, a directory of our own does.
     Raises what `supervise` raises, where no tactic is to blame, the default itself is, or one that is left out already,
     and after RESTARTS; `RankHung` where it is a rank that does not come back, whatever it runs.
     """
     crashes: list[Crash] = []
     stalled: dict[int, Crash] = {}
+    alone = crew.nodes.count == 1  # nodes that do not know of each other's crashes cannot start again together
     for run in range(RESTARTS + 1):
         work = crew.work / f"run-{run}"
         work.mkdir()
         more = ["--work", str(work)]
-        kept = state or (crew.work / "state" if run else None)
+        kept = state or (crew.work / "state" if alone else None)
         if kept is not None:
             kept.mkdir(exist_ok=True)
             more += ["--state", str(kept)]
@@ -46,7 +47,6 @@ def until_none_crashes(crew: Crew, words: Sequence[str], state: Path | None, *, 
             supervise(replace(crew, work=work), [(command, environment(crew.work, crew.nodes))])
         except RankTrouble as error:
             fresh = _to_leave_out(error, crashes)
-            alone = crew.nodes.count == 1  # nodes that do not know of each other's crashes cannot start again together
             if not alone or run == RESTARTS or not fresh:
                 raise
             _blame_rank(error, stalled)

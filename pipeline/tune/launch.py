@@ -6,10 +6,13 @@ main function and writes what it raised to FILE.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 from pipeline.contract.files import write_json
+
+from .tied import starter, tie
 
 
 def main(words: list[str]) -> int:
@@ -17,6 +20,8 @@ def main(words: list[str]) -> int:
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    tie()  # without its supervisor nobody bounds the ranks
+    os.environ.update(starter())
     try:
         run.run(run.parse_args(words[1:]))
     except ChildFailedError as error:

@@ -16,7 +16,7 @@ from .troubles import RankState
 
 _POLL = 0.1
 _STACKS = 3.0  # seconds to wait for stacks
-_GONE = 10.0  # seconds to wait for ranks that were ended
+_GONE = 10.0  # seconds to wait for ranks that were ended, whose devices take a while to give their memory back
 
 
 def look(work: Path, ranks: Sequence[int]) -> list[RankState]:
@@ -29,15 +29,19 @@ def look(work: Path, ranks: Sequence[int]) -> list[RankState]:
             _signal(step, signal.SIGUSR1)
             if processes[rank] in ("T", "t"):
                 _signal(step, signal.SIGCONT)
-    deadline = now + _STACKS
     asked = [rank for rank, letter in processes.items() if letter]
     # A rank that is gone without a word is explained by the launcher, once it has ended the others.
     quiet = [
         r for r, s in steps.items() if s and not processes[r] and s.state == "running" and not read_failure(work, r)
     ]
-    while time.monotonic() < deadline and not (
-        all(_stack(work, rank) for rank in asked) and (not quiet or _launcher_saw(work))
-    ):
+
+    def missing() -> bool:
+        spent = time.monotonic() - now
+        return (spent < _STACKS and not all(_stack(work, rank) for rank in asked)) or (
+            spent < _GONE and bool(quiet) and not _launcher_saw(work)
+        )
+
+    while missing():
         time.sleep(_POLL)
     ended = _launcher_saw(work)
     return [

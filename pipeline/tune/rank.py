@@ -7,8 +7,6 @@ that hangs is seen.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import faulthandler
 import json
 import os
@@ -25,9 +23,9 @@ from pipeline.contract.exits import Exit
 from pipeline.contract.files import write_json
 
 from .steps import Steps, step_path
+from .tied import tie
 
 _FAREWELL_SECONDS = 30.0  # how long a failed rank waits to be ended by its supervisor
-_PR_SET_PDEATHSIG = 1
 
 
 class CollectiveFailed(BaseException):
@@ -86,8 +84,7 @@ def live(rank: int, work: Path, body: Callable[[Steps], None]) -> int:
 
     The caller ends the process with `os._exit`: torch's and gloo's own shutdown can wait for a rank that is gone.
     """
-    with contextlib.suppress(OSError, AttributeError):  # a launcher that is killed must leave no rank behind
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    tie()
     with stack_path(work, rank).open("w", encoding="utf-8") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         steps = Steps(step_path(work, rank), rank)

@@ -29,6 +29,8 @@ from pipeline.contract.key import Key
 from pipeline.contract.manifest import Manifest
 from pipeline.contract.places import CACHE_ROOT, ENV_CACHE_DIR
 
+from .arguments import seconds
+
 _SHOWN = 20
 
 
@@ -150,7 +152,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--root", type=Path, metavar="DIR", help=f"directory above <version>/ (else {ENV_CACHE_DIR})")
     parser.add_argument("--key", metavar="KEY", help="<version>/<arch>/<hash>; needed where there are several")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the result there")
-    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="bound on a rank's silence, seconds")
+    parser.add_argument(
+        "--timeout", type=seconds, default=300.0, metavar="S", help="bound on a rank's silence, seconds"
+    )
     return parser
 
 

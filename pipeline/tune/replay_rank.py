@@ -111,6 +111,7 @@ def work(directory: Path, place: Path, steps: Steps) -> None:
     at, found = flashinfer_api.load(), Replay(tuner, manifest, device, steps)
     record = read_record(plan.device)
     before = sha256_file(directory / CACHE_FILE)
+    steps.begin()
     with at.autotune(False, cache=str(directory / CACHE_FILE)):
         for index, op in enumerate(plan.ops):
             if not is_skipped(op.op, plan.skip_ops) and rank in (op.ranks or (rank,)):

@@ -16,10 +16,33 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.contract.digest import sha256_file
+from pipeline.contract.errors import UsageError
 from pipeline.contract.files import write_json
 from pipeline.contract.key import Key
 from pipeline.contract.manifest import FileFacts, Manifest
-from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
+from pipeline.contract.places import CACHE_FILE, FAILURE_FILE, MANIFEST_FILE
+
+
+class OutUnusable(UsageError):
+    """The directory for the result cannot be written to."""
+
+
+def open_out(place: Path) -> None:
+    """See before anything is tuned that the directory of the result can be made and written to; leave none behind.
+
+    Removes an earlier run's failure. Raises `OutUnusable`.
+    """
+    try:
+        new = not place.exists()
+        place.mkdir(parents=True, exist_ok=True)
+        Path(tempfile.mkdtemp(dir=place, prefix=".making-")).rmdir()
+        (place / FAILURE_FILE).unlink(missing_ok=True)
+        if new:
+            place.rmdir()
+    except OSError as error:
+        raise OutUnusable(
+            f"{place} cannot be written to: {error.strerror}", hint="name a directory that this user may write"
+        ) from error
 
 
 def file_facts(path: Path) -> FileFacts:

@@ -203,6 +203,7 @@ def begin(options: Options, steps: Steps) -> Session:
     session.strategy, session.took_up = strategy, bool(earlier.data or kept.entries)
     session.notes += [*kept.notes, *shared_note(facts)]
     session.blocked += [*kept.blocked, *(one.blocked() for one in crashes)]
+    steps.begin()
     return session
 
 

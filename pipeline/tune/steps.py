@@ -29,9 +29,10 @@ class RankStep:
 
     `state` is `running`, `done` or `failed`. `waiting` says that the rank is inside a collective and can only go on
     when the others arrive; `collective` counts the collectives entered so far. `op` counts from 1, 0 before the
-    first. `trying` is the tactic that is run at the moment; `returned` counts the tactics that were tried before it,
-    defaults and what a cache answered apart. `changed` is when any of this last changed, `started` the kernel's start
-    time of the process, which tells the process from a later one with the same pid.
+    first; `begun` says that all ranks have met, and that silence counts from now on. `trying` is the tactic that is
+    run at the moment; `returned` counts the tactics that were tried before it, defaults and what a cache answered
+    apart. `changed` is when any of this last changed, `started` the kernel's start time of the process, which tells
+    the process from a later one with the same pid.
     """
 
     rank: int
@@ -41,6 +42,7 @@ class RankStep:
     step: str = ""
     detail: str = ""
     op: int = 0
+    begun: bool = False
     waiting: bool = False
     collective: int = 0
     trying: dict[str, Any] | None = None
@@ -71,6 +73,10 @@ class Steps:
     def say(self, step: str, detail: str = "", *, op: int | None = None) -> None:
         """Begin a step."""
         self._write(step=step[:_TEXT], detail=detail[:_TEXT], op=self._now.op if op is None else op, trying=None)
+
+    def begin(self) -> None:
+        """Say that importing and meeting are over, which have a bound of their own."""
+        self._write(begun=True)
 
     def tick(self, detail: str) -> None:
         """Say what is going on inside the step; proves that the rank is alive."""
@@ -129,9 +135,14 @@ def start_time(pid: int) -> str:
     return fields[19] if len(fields) > 19 else ""
 
 
+def lives(pid: int, started: str) -> bool:
+    """Whether the process of this pid and start time still runs."""
+    return start_time(pid) == started and process_state(pid) not in ("", "Z", "X")
+
+
 def alive(step: RankStep) -> bool:
     """Whether the process that wrote this step still runs."""
-    return start_time(step.pid) == step.started and process_state(step.pid) not in ("", "Z", "X")
+    return lives(step.pid, step.started)
 
 
 def _stat(pid: int) -> list[str]:

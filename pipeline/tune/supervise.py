@@ -29,6 +29,7 @@ from .diagnose import diagnose
 from .looking import end, look
 from .rank import read_failure
 from .steps import RankStep, read_step
+from .tied import starter
 from .troubles import Situation
 
 MARGIN = 10.0  # seconds that the watchdog grants beyond the group's timeout, so that the group speaks first
@@ -130,6 +131,7 @@ def environment(work: Path, nodes: Nodes | None = None) -> dict[str, str]:
         **{name: os.environ[name] for name in ("CC", "CXX", "MAX_JOBS") if name in os.environ},
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "TQDM_DISABLE": "1",
+        **starter(),
         "FLASHINFER_LOGGING_LEVEL": os.environ.get("FLASHINFER_LOGGING_LEVEL", "warning"),
     }
 
@@ -197,7 +199,8 @@ def _watch(crew: Crew, processes: Sequence[Process]) -> float | None:
 
 def _overdue(crew: Crew, steps: Sequence[RankStep | None], elapsed: float) -> float | None:
     """The bound that has passed, if one has."""
-    if any(step is None or step.op == 0 for step in steps):  # imports and meeting take long on a busy machine
+    # Imports and meeting take long on a busy machine. What comes then may take hours (compiling), but says so.
+    if any(step is None or not (step.begun or step.op) for step in steps):
         limit = max(START_SECONDS, crew.timeout + MARGIN)
         return limit if elapsed > limit else None
     limit = crew.timeout + MARGIN

@@ -16,6 +16,7 @@ import pytest
 from tune_harness import Done, Tuner, error_line, read_manifest, write_plan
 
 from pipeline.contract.plan import Plan
+from pipeline.tune.steps import process_state
 
 pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(300)]
 
@@ -231,23 +232,42 @@ def test_a_plan_whose_ops_are_all_skipped_is_refused(
 def test_an_interrupt_ends_every_rank(
     tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, number: signal.Signals
 ) -> None:
-    file = write_plan(make_plan(), tmp_path / "plan.json")
-    words = [tuner.python, "-m", "pipeline.tune", str(file), str(tmp_path / "out"), "--timeout", "60"]
-    environment = {**tuner.environment("too_slow"), "FLASHINFER_WORKSPACE_BASE": str(tmp_path)}
+    status, said, ranks = signalled(tuner, make_plan(), tmp_path, number)
+    assert status == 130
+    assert "interrupted; nothing was saved" in said
+    assert [pid for pid in ranks if Path(f"/proc/{pid}").exists()] == []
+    assert not (tmp_path / "out").exists()
+    assert list(tmp_path.glob("tune-*")) == []
+
+
+def signalled(tuner: Tuner, plan: Plan, place: Path, number: signal.Signals) -> tuple[int, str, list[int]]:
+    """Send a signal to the supervisor of two ranks that measure: how it ended, what it said, the ranks' pids."""
+    file = write_plan(plan, place / "plan.json")
+    words = [tuner.python, "-m", "pipeline.tune", str(file), str(place / "out"), "--timeout", "60"]
+    environment = {**tuner.environment("too_slow"), "FLASHINFER_WORKSPACE_BASE": str(place)}
     with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if "1/2 tuning wide" in line:
                 break
-        ranks = [json.loads(path.read_text())["pid"] for path in tmp_path.glob("tune-*/run-0/rank-*.step.json")]
+        ranks = [json.loads(path.read_text())["pid"] for path in place.glob("tune-*/run-0/rank-*.step.json")]
         assert len(ranks) == 2
         process.send_signal(number)
-        said = process.stderr.read()
-        assert process.wait(30) == 130
-    assert "interrupted; nothing was saved" in said
-    assert [pid for pid in ranks if Path(f"/proc/{pid}").exists()] == []
+        said = process.stderr.read()  # its launcher and ranks write elsewhere
+        return process.wait(30), said, ranks
+
+
+@pytest.mark.once
+def test_ranks_end_with_a_supervisor_that_is_killed(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    status, _, ranks = signalled(tuner, make_plan(), tmp_path, signal.SIGKILL)
+    assert status == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while (left := [pid for pid in ranks if process_state(pid) not in ("", "Z")]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
     assert not (tmp_path / "out").exists()
-    assert list(tmp_path.glob("tune-*")) == []
 
 
 @pytest.mark.once

@@ -195,6 +195,14 @@ def test_the_watchdog_gives_imports_their_time(tmp_path: Path) -> None:
     assert _overdue(crew, [None, step(1, op=0, changed=0.0)], START_SECONDS + 1) == START_SECONDS
 
 
+def test_compiling_for_hours_before_the_first_op_is_no_hang_while_it_says_so(tmp_path: Path) -> None:
+    crew, now = Crew(2, 5.0, tmp_path), time.monotonic()
+    old = now - 5.0 - MARGIN - 1
+    waits = step(1, op=0, begun=True, changed=old, waiting=True)  # as does a rank that holds none of the ops
+    assert _overdue(crew, [step(0, op=0, begun=True, changed=now), waits], 5400.0) is None
+    assert _overdue(crew, [step(0, op=0, begun=True, changed=old), waits], 5400.0) == 5.0 + MARGIN
+
+
 def test_replay_tokens_are_buckets_the_next_token_and_halfway() -> None:
     assert replay_tokens((1, 8, 32)) == [1, 2, 4, 8, 9, 20, 32, 33]
     assert replay_tokens((5,)) == [5, 6]

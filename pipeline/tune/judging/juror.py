@@ -9,10 +9,8 @@ one cannot.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +23,7 @@ from pipeline.tune import flashinfer_api
 from pipeline.tune.cpu_shim import CPU_KNOBS
 from pipeline.tune.ops import adapter_of
 from pipeline.tune.planfile import read_plan
+from pipeline.tune.tied import tie
 from pipeline.tune.tuner import ObservedTuner, Question
 
 from .bench import Bench, Candidate
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from pipeline.contract.plan import Plan
     from pipeline.tune.ops import Case
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 READY, RELEASE = "ready", "release"
 
 
@@ -110,7 +108,7 @@ def serve(juror: Juror, say: Callable[[Mapping[str, Any]], None]) -> None:
 
 def main(place: str, device: str) -> None:
     """Set up as a rank does, without meeting anyone."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a rank that is killed takes us along
+    tie()  # a rank that is killed takes us along
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints is no answer
     plan, on = read_plan(Path(place)), torch.device(device)

@@ -24,6 +24,7 @@ import torch
 
 from pipeline import run
 from pipeline.tune import flashinfer_api
+from pipeline.tune.tied import starter
 
 from . import rule
 from .bench import Candidate
@@ -140,7 +141,9 @@ def convened(count: int, plan: Path, device: torch.device, patience: float) -> I
     with contextlib.ExitStack() as stack:
         jury = Jury(patience=patience)
         for number in range(1, count + 1):
-            process = stack.enter_context(run.spawn(command, env=dict(os.environ), stdin=run.PIPE, stdout=run.PIPE))
+            process = stack.enter_context(
+                run.spawn(command, env={**os.environ, **starter()}, stdin=run.PIPE, stdout=run.PIPE)
+            )
             assert process.stdin is not None and process.stdout is not None
             stack.callback(process.stdin.close)
             jury.jurors[number] = Juror(number, process, process.stdin, _follow(process.stdout))

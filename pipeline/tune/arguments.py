@@ -1,0 +1,97 @@
+"""The arguments of `python -m pipeline.tune`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+
+from .judging.budget import CPU_SECONDS, GPU_SECONDS
+from .strategy import STRATEGIES
+
+_DAY, _HOUR = 86_400.0, 3600.0
+MOST_RANKS = 1024  # as planning has it: what is above is a slip of the finger, and would start as many processes
+
+
+def _between(text: str, what: str, most: float) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) <= most:  # not so for nan
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not {what} above 0, up to {most:.0f}")
+
+
+def seconds(text: str) -> float:
+    """A bound in seconds, up to a day."""
+    return _between(text, "a number of seconds", _DAY)
+
+
+def budget(text: str) -> float:
+    """Seconds per op and bucket, up to an hour."""
+    return _between(text, "a number of seconds", _HOUR)
+
+
+def ranks(text: str) -> int:
+    """A number of ranks."""
+    if text.isascii() and text.isdecimal() and len(text) <= 6 and 1 <= int(text) <= MOST_RANKS:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks from 1 to {MOST_RANKS}")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of `python -m pipeline.tune`."""
+    found = argparse.ArgumentParser(
+        prog="python -m pipeline.tune", description="Tune a plan on all ranks in step.", allow_abbrev=False
+    )
+    found.add_argument("plan", type=Path, help="plan.json")
+    found.add_argument("out", type=Path, metavar="OUT", help="directory to write <version>/<arch>/<hash>/ below")
+    found.add_argument("--previous", type=Path, metavar="DIR", help="take up a sound cache below DIR")
+    found.add_argument(
+        "--timeout", type=seconds, default=300.0, metavar="S", help="bound of the process group, seconds"
+    )
+    found.add_argument(
+        "--strategy",
+        choices=STRATEGIES,
+        default="",
+        help="how the ranks share the work (default: the best that this FlashInfer allows)",
+    )
+    found.add_argument(
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="keep each finished op in DIR and take up what an interrupted run left there",
+    )
+    found.add_argument("--no-resume", dest="resume", action="store_false", help="take up nothing from --state")
+    found.add_argument("--nproc", type=ranks, metavar="N", help="number of ranks (default: as planned)")
+    found.add_argument("--nnodes", type=int, default=1, metavar="N", help="number of nodes that tune together")
+    found.add_argument("--node-rank", type=int, default=0, metavar="N", help="which of them this is, from 0")
+    found.add_argument(
+        "--rdzv-endpoint", default="", metavar="HOST:PORT", help="where the nodes meet: a port of node 0"
+    )
+    found.add_argument("--stage", action="store_true", help="write failures to OUT/failure.json and end with 0")
+    found.add_argument(
+        "--judge",
+        choices=("on", "off"),
+        default="on",
+        help="measure the leading tactics and the default again before choosing; off: FlashInfer's argmin",
+    )
+    found.add_argument(
+        "--judge-budget",
+        type=budget,
+        metavar="S",
+        help=f"bound of all judging: seconds times ops times buckets ({GPU_SECONDS:g} on GPUs, else {CPU_SECONDS:g})",
+    )
+    found.add_argument(
+        "--jurors",
+        type=int,
+        metavar="N",
+        help="processes beside each rank in which choices are judged as well (default: 3 on a GPU, none on a CPU)",
+    )
+    found.add_argument(
+        "--engine-max-wait", type=seconds, default=7200.0, metavar="S", help="bound of an engine's own start, seconds"
+    )
+    found.add_argument(
+        "--share-gpu",
+        action="store_true",
+        help="let several ranks use one GPU: the contract between them is real, their timings are not",
+    )
+    return found
