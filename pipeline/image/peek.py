@@ -96,7 +96,11 @@ def _named(client: DockerClient, image: str, repository: str) -> Iterator[None]:
             made = True
             yield
         finally:
-            _untag(client, f"{repository}:{_TAG}", patience=0.0 if made else 2.0)
+            try:
+                _untag(client, f"{repository}:{_TAG}", patience=0.0 if made else 2.0)
+            except BaseException:  # an interrupt in the midst of it
+                _untag(client, f"{repository}:{_TAG}", patience=0.0)
+                raise
 
 
 def _untag(client: DockerClient, name: str, *, patience: float) -> None:

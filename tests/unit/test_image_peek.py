@@ -279,6 +279,21 @@ def test_an_interrupted_naming_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     assert (engine.names, engine.held) == ([], [])
 
 
+def test_an_interrupted_unnaming_is_done_again() -> None:
+    engine: Any = Engine(Image(BASE, ONE))
+    remove, interrupts = engine.remove, [KeyboardInterrupt()]
+
+    def interrupted(name: str, **options: bool) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        remove(name, **options)
+
+    engine.remove = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        peek(engine, "x", count=1)
+    clean(engine)
+
+
 def test_a_name_that_stays_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     from docker.errors import APIError
 
