@@ -57,11 +57,13 @@ def stalls(now: Situation, active: Sequence[RankState]) -> tuple[Stall, ...]:
     late = [state for state in active if state.silent >= now.patience]
     if not (given_up or now.bound is not None) or any(_trying(state) is None for state in late):
         return ()
+    same = {attempt.identity for state in late if (attempt := _trying(state)) is not None}
+    everywhere = len(late) == len(now.ranks) > 1 and len(same) == 1  # on one rank alone it may be the rank
     return tuple(
         Stall(
             state.rank,
             _blamed(state, now, f"did not return within {int(state.silent)} s on rank {state.rank}"),
-            doubtful=given_up or (state.step is not None and state.step.returned == 0),
+            doubtful=given_up or (not everywhere and state.step is not None and state.step.returned == 0),
         )
         for state in late
     )

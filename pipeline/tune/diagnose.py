@@ -45,16 +45,9 @@ def _diagnose(now: Situation) -> RankTrouble:
     crashed = [s for s in now.ranks if blame.crashed(s)]
     if crashed:
         return blame.crash(crashed, now, details)
-    killed = [s for s in now.ranks if s.status is not None and s.status < 0 and s.status != -signal.SIGTERM]
-    gone = killed or [s for s in now.ranks if s.step and not s.process and not s.failure and s.step.state == "running"]
-    if gone:
-        how = f"was ended by {blame.signal_name(gone[0].status)}" if gone[0].status else "ended without a word"
-        hint = "nothing was saved; SIGKILL often means that the machine ran out of memory"
-        bus = (
-            ["bus error: shared memory"] if gone[0].status == -signal.SIGBUS else []
-        )  # a page of /dev/shm that is full
-        hint = remedy([*bus, *now.tail], hint)
-        return RankLost(f"rank {gone[0].rank} {how} at: {gone[0].place}", details=[*now.tail, *details], hint=hint)
+    lost = _lost(now, details)
+    if lost:
+        return lost
     stopped = [s for s in now.ranks if s.process in ("T", "t")]
     if stopped:
         how = "nothing was saved; it was stopped from outside (SIGSTOP, a debugger, a frozen container)"
@@ -71,6 +64,26 @@ def _diagnose(now: Situation) -> RankTrouble:
             ),
         )
     return _waiting(now, details)
+
+
+def _lost(now: Situation, details: list[str]) -> RankLost | None:
+    """A rank that is gone; the launcher, where it was ended and they with it."""
+    hint = "nothing was saved; SIGKILL often means that the machine ran out of memory"
+    killed = [s for s in now.ranks if s.status is not None and s.status < 0 and s.status != -signal.SIGTERM]
+    if now.launcher is not None and now.launcher < 0 and not killed:
+        how = f"the launcher of the ranks was ended by {blame.signal_name(now.launcher)}"
+        return RankLost(f"{how} at: {now.ranks[0].place}", details=[*now.tail, *details], hint=hint)
+    gone = killed or [s for s in now.ranks if s.step and not s.process and not s.failure and s.step.state == "running"]
+    if not gone:
+        return None
+    how = f"was ended by {blame.signal_name(gone[0].status)}" if gone[0].status else "ended without a word"
+    # A page of /dev/shm that is full ends who touches it.
+    bus = ["bus error: shared memory"] if gone[0].status == -signal.SIGBUS else []
+    return RankLost(
+        f"rank {gone[0].rank} {how} at: {gone[0].place}",
+        details=[*now.tail, *details],
+        hint=remedy([*bus, *now.tail], hint),
+    )
 
 
 def _refusal(refused: Sequence[RankState], now: Situation) -> RankTrouble:

@@ -19,8 +19,11 @@ _STACKS = 3.0  # seconds to wait for stacks
 _GONE = 10.0  # seconds to wait for ranks that were ended, whose devices take a while to give their memory back
 
 
-def look(work: Path, ranks: Sequence[int]) -> list[RankState]:
-    """Ask every living rank for its stack and collect what is known of each. A stopped rank is woken to answer."""
+def look(work: Path, ranks: Sequence[int], *, launcher: bool = True) -> list[RankState]:
+    """Ask every living rank for its stack and collect what is known of each. A stopped rank is woken to answer.
+
+    `launcher` says that there is one which will tell how ranks ended.
+    """
     steps = {rank: read_step(work, rank) for rank in ranks}
     now = time.monotonic()
     processes = {rank: process_state(s.pid) if s and alive(s) else "" for rank, s in steps.items()}
@@ -31,14 +34,14 @@ def look(work: Path, ranks: Sequence[int]) -> list[RankState]:
                 _signal(step, signal.SIGCONT)
     asked = [rank for rank, letter in processes.items() if letter]
     # A rank that is gone without a word is explained by the launcher, once it has ended the others.
-    quiet = [
-        r for r, s in steps.items() if s and not processes[r] and s.state == "running" and not read_failure(work, r)
-    ]
+    quiet = launcher and any(
+        s and not processes[r] and s.state == "running" and not read_failure(work, r) for r, s in steps.items()
+    )
 
     def missing() -> bool:
         spent = time.monotonic() - now
         return (spent < _STACKS and not all(_stack(work, rank) for rank in asked)) or (
-            spent < _GONE and bool(quiet) and not _launcher_saw(work)
+            spent < _GONE and quiet and not _launcher_saw(work)
         )
 
     while missing():

@@ -132,7 +132,7 @@ def replay(root: Path, chosen: str | None, timeout: float) -> dict[str, Any]:
             (words, {**environment(work), "RANK": str(rank), "WORLD_SIZE": str(nproc)}) for rank in range(nproc)
         ]
         try:
-            supervise(Crew(nproc, timeout, work), commands)
+            supervise(Crew(nproc, timeout, work, launched=False), commands)
         except TuningError as error:
             raise ReplayBroken(error.message, details=error.details, hint="the cache was not proved") from error
         results = [json.loads(result_path(work, rank).read_bytes()) for rank in range(nproc)]

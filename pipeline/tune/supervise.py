@@ -80,6 +80,7 @@ class Crew:
     on_step: Callable[[RankStep], None] | None = None
     ops: Sequence[str] = ()  # names of the plan's ops
     nodes: Nodes = Nodes()
+    launched: bool = True  # by torchrun, which tells how ranks ended; else each rank is a process of ours
 
     @property
     def patience(self) -> float:
@@ -169,8 +170,9 @@ def supervise(crew: Crew, commands: Sequence[tuple[Sequence[str], Mapping[str, s
         bound = _watch(crew, processes)
         if bound is None and all(process.returncode == 0 for process in processes):
             return
-        ended = next((p.returncode for p in processes if p.returncode), None)
-        situation = Situation(look(crew.work, crew.ranks), bound or None, ended, _tail(log), crew.ops, crew.patience)
+        ended = next((p.returncode for p in processes if p.returncode), None) if crew.launched else None
+        states = look(crew.work, crew.ranks, launcher=crew.launched and (ended is None or ended > 0))
+        situation = Situation(states, bound or None, ended, _tail(log), crew.ops, crew.patience)
         end(crew.work, crew.ranks)
         raise diagnose(situation)
 

@@ -69,7 +69,7 @@ class Stall:
     """A rank that did not come back from a tactic.
 
     `doubtful` says that the rank itself may be to blame: the others came back and waited for it, or it has come back
-    from no tactic at all since it started.
+    from no tactic at all since it started and the others are not in the same one.
     """
 
     rank: int

@@ -45,6 +45,12 @@ def test_any_other_end_blames_no_tactic(lost: RankState) -> None:
     assert isinstance(diagnose(Situation([lost], ops=("qkv",))), RankLost)
 
 
+def test_a_launcher_that_is_killed_is_named_and_not_the_ranks_that_ended_with_it() -> None:
+    error = diagnose(Situation([state(None), state(None)], launcher=-signal.SIGKILL, ops=("qkv",)))
+    assert isinstance(error, RankLost)
+    assert error.message == "the launcher of the ranks was ended by SIGKILL at: tuning qkv"
+
+
 def test_a_lost_gpu_names_the_tactic_that_took_it() -> None:
     failure = RankFailure(1, "device", 6, "AcceleratorError: illegal access")
     error = diagnose(Situation([state(None, failure=failure)], ops=("qkv",)))

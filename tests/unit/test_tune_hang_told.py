@@ -57,9 +57,10 @@ def test_without_a_group_the_watchdog_finds_it_and_other_ranks_go_on() -> None:
 def test_a_tactic_that_hangs_on_all_ranks_is_one_and_different_ones_are_two() -> None:
     same = found(state(0, silent=310.0), state(1, silent=310.5), bound=310.0)
     assert [one.reason for one in same.crashes] == ["did not return within 310 s on rank 0"]
-    assert [one.rank for one in same.stalls] == [0, 1]
+    assert [(one.rank, one.doubtful) for one in same.stalls] == [(0, False), (1, False)]  # nothing says: the rank
     two = found(state(0, OTHER, silent=310.0), state(1, silent=310.5), bound=310.0)
     assert sorted(one.attempt.tactic for one in two.crashes) == [[1], [2]]
+    assert [one.doubtful for one in (*two.stalls, *found(state(0, silent=310.0), bound=310.0).stalls)] == [True] * 3
 
 
 @pytest.mark.parametrize(
