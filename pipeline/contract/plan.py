@@ -157,7 +157,10 @@ def _op(value: object, where: str) -> OpPlan:
         raise PlanInvalid(f"{where} is not an object", hint="make the plan again with `pipeline plan`")
     buckets = tuple(_need(value, "buckets", (list, tuple), where))
     if not buckets or any(type(b) is not int or b < 1 for b in buckets) or list(buckets) != sorted(set(buckets)):
-        raise PlanInvalid(f"{where}.buckets must be ascending positive token counts, found {list(buckets)}")
+        raise PlanInvalid(
+            f"{where}.buckets must be ascending positive token counts, found {list(buckets)}",
+            hint="make the plan again with `pipeline plan`",
+        )
     return OpPlan(
         name=_need(value, "name", str, where),
         op=_need(value, "op", str, where),

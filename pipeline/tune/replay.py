@@ -46,6 +46,10 @@ class ReplayBroken(CacheRefused):
     """A rank of the replay crashed or hung."""
 
 
+class ResultUnwritten(UsageError):
+    """The file for the result cannot be written."""
+
+
 class ReplayFailed(CacheRefused):
     """The cache does not answer everything, or answers wrongly."""
 
@@ -158,6 +162,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _write(place: Path, told: dict[str, Any]) -> None:
+    try:
+        write_json(place, told)
+    except OSError as error:
+        raise ResultUnwritten(
+            f"--out {place}: {error.strerror}", hint="name a file that this user may write"
+        ) from error
+
+
 def main(words: list[str] | None = None) -> int:
     """Replay, print the result, and turn it into an exit code."""
 
@@ -168,9 +181,9 @@ def main(words: list[str] | None = None) -> int:
     arguments = _parser().parse_args(words)
     try:
         told = replay(find_root(arguments.root), arguments.key, arguments.timeout)
-        if arguments.out is not None:
-            write_json(arguments.out, told)
         print(json.dumps(told), flush=True)  # noqa: T201 - data
+        if arguments.out is not None:
+            _write(arguments.out, told)
         lines = failures(told)
         if lines:
             raise ReplayFailed(f"{len(lines)} findings: {lines[0]}", details=lines[:_SHOWN], hint="tune again")

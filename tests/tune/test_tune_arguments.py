@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tune_harness import Tuner, error_line, write_plan
@@ -39,3 +40,9 @@ def test_a_result_that_cannot_be_written_is_refused_before_anything_runs(
         assert done.status == 2
         assert error_line(done).startswith(f"error: {place} cannot be written to: {why}")
         assert "tune on" not in done.stderr
+
+
+def test_a_replay_whose_file_cannot_be_written_prints_its_result(tuner: Tuner, tuned: tuple[Path, Any]) -> None:
+    done = tuner.run("pipeline.tune.replay", "--root", tuned[0], "--out", "/proc/x/y")
+    assert (done.status, error_line(done)) == (2, "error: --out /proc/x/y: No such file or directory")
+    assert done.told["calls"] == done.told["hits"] > 0
