@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -172,6 +172,8 @@ def supervise(crew: Crew, commands: Sequence[tuple[Sequence[str], Mapping[str, s
             return
         ended = next((p.returncode for p in processes if p.returncode), None) if crew.launched else None
         states = look(crew.work, crew.ranks, launcher=crew.launched and (ended is None or ended > 0))
+        if not crew.launched:  # the ranks are our own processes: nobody else has to tell how one ended
+            states = [replace(state, status=p.poll()) for state, p in zip(states, processes, strict=True)]
         situation = Situation(states, bound or None, ended, _tail(log), crew.ops, crew.patience)
         end(crew.work, crew.ranks)
         raise diagnose(situation)
