@@ -3,8 +3,9 @@
     python -m tests.gpu.two_gpus OUT [STEP…]
 
 Needs torch, FlashInfer and the host's requirements importable. Everything that is found is written to OUT as it is
-found. The steps, in their order (default all): `strategies` and `broken` for Llama-3.1-8B, `block`, `groups`, and
-`large` for Llama-3.3-70B-FP8. `block` takes the cache that an earlier `strategies` left in /tmp/two_gpus.
+found. The steps, in their order (default all): `strategies` and `broken` for Llama-3.1-8B, `block`, `groups`, `large` for
+Llama-3.3-70B-FP8, and `spread`: three tunes of each strategy in turn, for both models, modules compiled before. `block`
+takes the cache that an earlier `strategies` left in /tmp/two_gpus.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import math
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,8 @@ from .e2e import HERE, LOOPBACK
 
 ROOT = Path(__file__).resolve().parents[2]
 STRATEGIES = ("synchronized", "sharded", "leader", "independent")
-STEPS = ("strategies", "broken", "block", "groups", "large")
+STEPS = ("strategies", "broken", "block", "groups", "large", "spread")
+AGREE, TURNS = STRATEGIES[:3], 3
 
 
 class Bench:
@@ -175,6 +178,26 @@ def one(bench: Bench, plan: Path, strategy: str, judge: str, prefix: str = "", b
         bench.run(f"replay {name}", "pipeline.tune.replay", "--root", str(root))
 
 
+def spread(bench: Bench, plan: Path, model: str) -> None:
+    """Seconds of each strategy that agrees by itself, not judged: least, median and most of some tunes in turn."""
+    inside: dict[str, list[float]] = {strategy: [] for strategy in AGREE}
+    measuring: dict[str, list[float]] = {strategy: [] for strategy in AGREE}
+    for turn in range(TURNS):
+        for strategy in AGREE:
+            root = bench.work / "spread"
+            shutil.rmtree(root, ignore_errors=True)
+            words = ("pipeline.tune", str(plan), str(root), "--strategy", strategy, "--judge", "off")
+            told = bench.run(f"{model} {strategy}, turn {turn}", *words).get("told")
+            if told:
+                inside[strategy].append(told["seconds"])
+                measuring[strategy].append(told["phases"]["measuring"])
+    bench.put(f"{model}, spread", {"inside": _ends(inside), "measuring": _ends(measuring)})
+
+
+def _ends(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    return {name: [min(own), statistics.median(own), max(own)] for name, own in seconds.items() if own}
+
+
 def main(out: Path, steps: Sequence[str]) -> None:
     """The chosen steps."""
     bench = Bench(out)
@@ -204,6 +227,9 @@ def main(out: Path, steps: Sequence[str]) -> None:
         one(bench, plans[1], "synchronized", "on", "70B ", 200)
         one(bench, plans[1], "sharded", "on", "70B ", 150)
         alike(bench, "70Bsynchronized-on", "70Bsharded-on")
+    if "spread" in chosen:
+        spread(bench, plans[0], "8B")
+        spread(bench, plans[1], "70B")
 
 
 if __name__ == "__main__":
