@@ -19,7 +19,7 @@ def begin(told: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize("told", [starter()[ENV_STARTER], "", "nonsense"])
+@pytest.mark.parametrize("told", [starter()[ENV_STARTER], "", "nonsense"], ids=["starter", "nothing", "nonsense"])
 def test_who_is_not_known_to_be_gone_is_there(told: str) -> None:
     assert begin(told) == (0, "began\n")
 
