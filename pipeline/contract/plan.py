@@ -10,6 +10,7 @@ from .digest import sha256_json
 from .errors import UsageError
 
 SCHEMA = 1
+MOST_RANKS = 1024  # what is above is a slip of the finger, and would start as many processes
 
 
 class PlanInvalid(UsageError):

@@ -12,12 +12,12 @@ import re
 from pathlib import Path, PurePosixPath
 
 from pipeline.contract.errors import UsageError
-from pipeline.contract.plan import Layout, Plan
+from pipeline.contract.plan import MOST_RANKS, Layout, Plan
 
 from .buckets import LARGEST, read_buckets
 from .engines import Start
 from .find import usual_tp
-from .make import MOST_RANKS, SEED, make_plan
+from .make import SEED, make_plan
 from .problems import PlanRefused, Problems
 from .target import Target
 from .words import whole_number, words

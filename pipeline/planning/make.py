@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pipeline.contract.digest import sha256_json
 from pipeline.contract.opnames import TUNED_AS, is_skipped
-from pipeline.contract.plan import Layout, OpPlan, Plan, Untuned
+from pipeline.contract.plan import MOST_RANKS, Layout, OpPlan, Plan, Untuned
 
 from .abilities import MOE_KEY_TOLD_APART, abilities
 from .buckets import default_buckets, own_buckets
@@ -21,7 +21,6 @@ from .remarks import left_beside, remarks
 from .target import Target, check_backends, gpu_arch
 
 SEED = 20240229
-MOST_RANKS = 1024
 UNSEEN = (
     "only config.json was read from the hub: a quantization that stands in a file beside it is not seen; "
     "give the checkpoint's folder as MODEL if it has one"

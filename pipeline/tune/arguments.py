@@ -6,11 +6,12 @@ import argparse
 import contextlib
 from pathlib import Path
 
+from pipeline.contract.plan import MOST_RANKS
+
 from .judging.budget import CPU_SECONDS, GPU_SECONDS
 from .strategy import STRATEGIES
 
 _DAY, _HOUR = 86_400.0, 3600.0
-MOST_RANKS = 1024  # as planning has it: what is above is a slip of the finger, and would start as many processes
 
 
 def _between(text: str, what: str, most: float) -> float:

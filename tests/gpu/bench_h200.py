@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -165,8 +165,8 @@ def numbers(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 
 def geometric(gains: Sequence[float]) -> float:
-    """The geometric mean; 1 of nothing."""
-    return math.exp(sum(math.log(gain) for gain in gains) / len(gains)) if gains else 1.0
+    """The geometric mean; 1 of nothing, so that what no time was left for does not end a run."""
+    return statistics.geometric_mean(gains) if gains else 1.0
 
 
 def differing(one: Path, other: Path) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .bench_h200 import geometric
+
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 LISTED = sorted({*range(1, 513), *range(520, 2049, 8), *range(2112, 8193, 64)})
 TIMED = sorted({1, 2, 3, 4, 5, 7, *range(8, 129, 8), *range(144, 257, 16), *range(288, 513, 32), *range(576, 1025, 64),
@@ -29,11 +31,6 @@ TIMED = sorted({1, 2, 3, 4, 5, 7, *range(8, 129, 8), *range(144, 257, 16), *rang
                 2300, 2800, 3300, 3700, 4500, 5000, 6000, 7000})  # fmt: skip
 ALGORITHM = 64  # bytes of one in the list
 ROUNDS = 4
-
-
-def geometric(gains: Sequence[float]) -> float:
-    """The geometric mean; 1 of nothing, so that a product which no time was left for does not end the run."""
-    return math.exp(statistics.fmean(math.log(gain) for gain in gains)) if gains else 1.0
 
 
 def hindsight(times: Mapping[int, Mapping[int, float]], buckets: Sequence[int]) -> float:

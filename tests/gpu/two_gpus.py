@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
 import signal
@@ -24,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .bench_h200 import geometric
 from .e2e import HERE, LOOPBACK
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,9 +146,8 @@ def alike(bench: Bench, one: str, other: str) -> None:
         return
     rows = [row for row in json.loads(path.read_text())["rows"] if "ratio" in row]
     gains = sorted((1 / row["ratio"], f"{row['op']} at {row['tokens']}") for row in rows)
-    mean = math.exp(sum(math.log(gain) for gain, _ in gains) / len(gains)) if gains else 1.0
     bench.put(f"{other} over {one}, where they differ", {
-        "entries": len(gains), "geometric mean": round(mean, 5), "ends": [gains[0], gains[-1]] if gains else [],
+        "entries": len(gains), "geometric mean": round(geometric([gain for gain, _ in gains]), 5), "ends": [gains[0], gains[-1]] if gains else [],
     })  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def main() -> None:
     import torch
 
     from pipeline.tune import flashinfer_api
-    from pipeline.tune.coverage import settings
+    from pipeline.tune.judging.questions import questions
     from pipeline.tune.ops import adapter_of
     from pipeline.tune.tuner import ObservedTuner
     from tests.gpu.bench_h200 import both, read_plan
@@ -80,11 +80,7 @@ def main() -> None:
         for name, tokens, tactic in KEYS:
             op = ops[name]
             case = adapter_of(op).make(op, device, plan.seed)
-            with settings(plan, op, tune=False):
-                tuner.watch.questions = []
-                case.call(tokens)
-                question = tuner.watch.questions[0]
-                tuner.watch.questions = None
+            question = questions(tuner, plan, op, case, tokens)[0][0]
             rows.append({"op": name, "tokens": tokens, "tactic": tactic, **one_key(question, tactic, device, options)})
             options.out.write_text(json.dumps(rows))
             print(json.dumps(rows[-1])[:300], flush=True)
