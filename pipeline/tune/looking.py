@@ -15,7 +15,7 @@ from .steps import RankStep, alive, process_state, read_step
 from .troubles import RankState
 
 _POLL = 0.1
-_STACKS = 3.0  # seconds to wait for stacks
+_STACKS = 10.0  # seconds to wait for stacks
 _GONE = 10.0  # seconds to wait for ranks that were ended, whose devices take a while to give their memory back
 
 
@@ -38,9 +38,13 @@ def look(work: Path, ranks: Sequence[int], *, launcher: bool = True) -> list[Ran
         s and not processes[r] and s.state == "running" and not read_failure(work, r) for r, s in steps.items()
     )
 
+    seen: list[str] = []
+
     def missing() -> bool:
-        spent = time.monotonic() - now
-        return (spent < _STACKS and not all(_stack(work, rank) for rank in asked)) or (
+        """A stack that is still being written may lack its last thread: it is there once it grows no more."""
+        spent, before = time.monotonic() - now, seen[:]
+        seen[:] = [_stack(work, rank) for rank in asked]
+        return (spent < _STACKS and (not all(seen) or seen != before)) or (
             spent < _GONE and quiet and not _launcher_saw(work)
         )
 
@@ -55,7 +59,7 @@ def look(work: Path, ranks: Sequence[int], *, launcher: bool = True) -> list[Ran
             silent=max(0.0, now - step.changed) if step else 0.0,
             failure=read_failure(work, rank),
             status=ended.get(rank),
-            stack=_stack(work, rank),
+            stack=_main_first(_stack(work, rank)),
         )
         for rank, step in steps.items()
     ]
@@ -66,6 +70,11 @@ def _stack(work: Path, rank: int) -> str:
         return stack_path(work, rank).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def _main_first(stack: str) -> str:
+    """faulthandler writes a process's threads from the newest to the oldest, which is the one that works."""
+    return "\n\n".join(reversed(stack.strip().split("\n\n")))
 
 
 def _launcher_saw(work: Path) -> dict[int, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.tune.supervise import Crew, environment, supervise
-from pipeline.tune.troubles import RankLost
+from pipeline.tune.troubles import RankBroken, RankLost
 
 RANK = """
 import os, sys, time
@@ -34,3 +34,36 @@ def test_the_signal_that_ended_a_rank_is_named(tmp_path: Path, number: signal.Si
     commands = [(words, {**environment(tmp_path), "RANK": str(rank)}) for rank in range(2)]
     with pytest.raises(RankLost, match=f"rank 1 was ended by {number.name} at: replaying"):
         supervise(Crew(2, 30.0, tmp_path, launched=False), commands)
+
+
+WITH_THREADS = """
+import os, sys, threading, time
+from pathlib import Path
+from pipeline.tune.rank import live
+rank, work = int(os.environ["RANK"]), Path(sys.argv[1])
+
+def working():
+    (work / "there").touch()
+    time.sleep(60)
+
+def body(steps):
+    steps.say("tuning", "wide")
+    if rank == 1:
+        while not (work / "there").exists():
+            time.sleep(0.05)
+        raise RuntimeError("planted")
+    for _ in range(8):
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    working()
+
+os._exit(live(rank, work, body))
+"""
+
+
+def test_a_stack_begins_with_the_thread_that_works(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", WITH_THREADS, str(tmp_path)]
+    commands = [(words, {**environment(tmp_path), "RANK": str(rank)}) for rank in range(2)]
+    with pytest.raises(RankBroken, match="rank 1 failed at: .*planted") as caught:
+        supervise(Crew(2, 30.0, tmp_path, launched=False), commands)
+    stack = caught.value.states[0].lines()[1:]
+    assert "in working" in stack[1], stack
