@@ -9,6 +9,7 @@ from pipeline.contract.exits import Exit
 
 from . import blame
 from .causes import remedy
+from .steps import stopped
 from .troubles import (
     RankBroken,
     RankCacheRefused,
@@ -48,10 +49,10 @@ def _diagnose(now: Situation) -> RankTrouble:
     lost = _lost(now, details)
     if lost:
         return lost
-    stopped = [s for s in now.ranks if s.process in ("T", "t")]
-    if stopped:
+    held = [s for s in now.ranks if stopped(s.process)]
+    if held:
         how = "nothing was saved; it was stopped from outside (SIGSTOP, a debugger, a frozen container)"
-        return RankStopped(f"rank {stopped[0].rank} is stopped at: {stopped[0].place}", details=details, hint=how)
+        return RankStopped(f"rank {held[0].rank} is stopped at: {held[0].place}", details=details, hint=how)
     broken = [s for s in now.ranks if s.failure and s.failure.kind == "bug"]
     if broken:
         failure = broken[0].failure

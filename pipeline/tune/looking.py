@@ -11,12 +11,34 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .rank import read_failure, stack_path
-from .steps import RankStep, alive, process_state, read_step
+from .steps import RankStep, alive, read_step, state_of, stopped
 from .troubles import RankState
 
 _POLL = 0.1
 _STACKS = 10.0  # seconds to wait for stacks
 _GONE = 10.0  # seconds to wait for ranks that were ended, whose devices take a while to give their memory back
+
+
+class Stops:
+    """For how long ranks have been stopped, by a signal or a debugger, each time that they were looked at.
+
+    `longest` is that of the rank which is stopped now and has been for longest; `all_told` the time in which any was.
+    Seconds. A rank that has said nothing yet is not known by its process, and not seen here.
+    """
+
+    def __init__(self) -> None:
+        self.longest = self.all_told = 0.0
+        self._since: dict[int, float] = {}
+        self._before = 0.0
+
+    def see(self, steps: Sequence[RankStep | None], now: float) -> None:
+        """Look at the processes that wrote these steps."""
+        found = {step.rank for step in steps if step is not None and stopped(state_of(step))}
+        if self._since:
+            self.all_told += now - self._before
+        self._since = {rank: self._since.get(rank, now) for rank in found}
+        self._before = now
+        self.longest = max((now - since for since in self._since.values()), default=0.0)
 
 
 def look(work: Path, ranks: Sequence[int], *, launcher: bool = True) -> list[RankState]:
@@ -26,11 +48,11 @@ def look(work: Path, ranks: Sequence[int], *, launcher: bool = True) -> list[Ran
     """
     steps = {rank: read_step(work, rank) for rank in ranks}
     now = time.monotonic()
-    processes = {rank: process_state(s.pid) if s and alive(s) else "" for rank, s in steps.items()}
+    processes = {rank: state_of(step) for rank, step in steps.items()}
     for rank, step in steps.items():
         if step is not None and processes[rank]:
             _signal(step, signal.SIGUSR1)
-            if processes[rank] in ("T", "t"):
+            if stopped(processes[rank]):
                 _signal(step, signal.SIGCONT)
     asked = [rank for rank, letter in processes.items() if letter]
     # A rank that is gone without a word is explained by the launcher, once it has ended the others.

@@ -145,6 +145,16 @@ def alive(step: RankStep) -> bool:
     return lives(step.pid, step.started)
 
 
+def state_of(step: RankStep | None) -> str:
+    """The kernel's letter for the process that wrote this step, or empty where it no longer runs."""
+    return process_state(step.pid) if step is not None and alive(step) else ""
+
+
+def stopped(letter: str) -> bool:
+    """Whether the kernel's letter is that of a process stopped by a signal or a debugger."""
+    return letter in ("T", "t")
+
+
 def _stat(pid: int) -> list[str]:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")

@@ -5,6 +5,8 @@
 
 The watchdog lies outside torchrun: it acts when a rank that is not waiting has said nothing for the group's timeout
 and a margin, so it also sees what a collective's own timeout cannot (a rank that loops, a launcher that hangs).
+Starting has a bound of its own, since nothing is said while libraries are imported; but a rank that the kernel holds
+stopped imports nothing, and has the same bound there as later.
 Standard library only.
 """
 
@@ -26,7 +28,7 @@ from pipeline.contract.errors import UsageError
 from pipeline.contract.places import ENV_WORKSPACE
 
 from .diagnose import diagnose
-from .looking import end, look
+from .looking import Stops, end, look
 from .rank import read_failure
 from .steps import RankStep, read_step
 from .tied import starter
@@ -81,6 +83,11 @@ class Crew:
     ops: Sequence[str] = ()  # names of the plan's ops
     nodes: Nodes = Nodes()
     launched: bool = True  # by torchrun, which tells how ranks ended; else each rank is a process of ours
+
+    @property
+    def limit(self) -> float:
+        """Seconds that a rank which waits for nobody may say nothing, or be stopped."""
+        return self.timeout + MARGIN
 
     @property
     def patience(self) -> float:
@@ -183,6 +190,7 @@ def _watch(crew: Crew, processes: Sequence[Process]) -> float | None:
     """Wait. None: all processes ended, or one ended badly. 0: a rank wrote a failure. Else: the bound that passed."""
     began = time.monotonic()
     told: tuple[str, int] | None = None
+    stops = Stops()
     while True:
         states = [process.poll() for process in processes]
         if all(state == 0 for state in states) or any(state for state in states):
@@ -191,7 +199,10 @@ def _watch(crew: Crew, processes: Sequence[Process]) -> float | None:
             time.sleep(5 * _POLL)  # others may fail for the same reason: let them say so
             return 0.0
         steps = [read_step(crew.work, rank) for rank in crew.ranks]
-        bound = _overdue(crew, steps, time.monotonic() - began)
+        now = time.monotonic()
+        stops.see(steps, now)
+        # A rank that was stopped for a while and goes on must not lack that time when all have to have started.
+        bound = crew.limit if stops.longest > crew.limit else _overdue(crew, steps, now - began - stops.all_told)
         if bound is not None:
             return bound
         leader = steps[0]
@@ -205,15 +216,14 @@ def _overdue(crew: Crew, steps: Sequence[RankStep | None], elapsed: float) -> fl
     """The bound that has passed, if one has."""
     # Imports and meeting take long on a busy machine. What comes then may take hours (compiling), but says so.
     if any(step is None or not (step.begun or step.op) for step in steps):
-        limit = max(START_SECONDS, crew.timeout + MARGIN)
+        limit = max(START_SECONDS, crew.limit)
         return limit if elapsed > limit else None
-    limit = crew.timeout + MARGIN
     running = [step for step in steps if step is not None and step.state == "running"]
     active = [step for step in running if not step.waiting]
     silent = [time.monotonic() - step.changed for step in active or running]
     # Ranks that wait are bounded by those they wait for; when all wait, by themselves.
     late = max(silent, default=0.0) if active else min(silent, default=0.0)
-    return limit if late > limit else None
+    return crew.limit if late > crew.limit else None
 
 
 def _tail(log: Path) -> tuple[str, ...]:

@@ -132,6 +132,27 @@ def test_a_stopped_rank_is_named_with_its_stack(
 
 
 @pytest.mark.once
+def test_a_rank_that_is_stopped_before_the_ranks_have_met_is_named_at_the_same_bound(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    done = broken(tuner, make_plan(), tmp_path, "stopped_while_starting")
+    assert done.status == 6
+    assert error_line(done) == "error: rank 1 is stopped at: importing torch and FlashInfer"
+    assert "sitecustomize.py" in done.stderr
+    assert "starting the ranks again" not in done.stderr
+
+
+@pytest.mark.once
+def test_a_rank_that_is_stopped_for_less_than_the_bound_is_waited_for(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    file = write_plan(make_plan(), tmp_path / "plan.json")
+    done = tuner.run("pipeline.tune", file, tmp_path / "out", "--timeout", TIMEOUT, fault="stopped_for_a_while")
+    assert done.status == 0, done.stderr
+    assert done.told["covered"] == 5
+
+
+@pytest.mark.once
 def test_a_rank_that_comes_back_from_no_tactic_is_named_with_its_stack(
     tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
 ) -> None:

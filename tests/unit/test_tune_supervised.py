@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from pipeline.tune import supervise as supervising
 from pipeline.tune.supervise import Crew, environment, supervise
-from pipeline.tune.troubles import RankBroken, RankLost
+from pipeline.tune.troubles import RankBroken, RankLost, RankStopped
 
 RANK = """
 import os, sys, time
@@ -63,7 +65,50 @@ os._exit(live(rank, work, body))
 def test_a_stack_begins_with_the_thread_that_works(tmp_path: Path) -> None:
     words = [sys.executable, "-c", WITH_THREADS, str(tmp_path)]
     commands = [(words, {**environment(tmp_path), "RANK": str(rank)}) for rank in range(2)]
-    with pytest.raises(RankBroken, match="rank 1 failed at: .*planted") as caught:
+    with pytest.raises(RankBroken, match=r"rank 1 failed at: .*planted") as caught:
         supervise(Crew(2, 30.0, tmp_path, launched=False), commands)
     stack = caught.value.states[0].lines()[1:]
     assert "in working" in stack[1], stack
+
+
+STOPPING = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from pipeline.tune.rank import live
+rank, waking, times = int(os.environ["RANK"]), sys.argv[2], int(sys.argv[3])
+
+def body(steps):
+    steps.say("importing torch and FlashInfer")
+    for _ in range(times if rank == 1 else 0):
+        with subprocess.Popen(["sh", "-c", waking]):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.5)  # long enough to be seen at work
+
+os._exit(live(rank, Path(sys.argv[1]), body))
+"""
+
+
+def stopping(work: Path, waking: str, times: int) -> None:
+    """Supervise two ranks of which one is stopped while it starts, and woken by a command; the bound is 3 s."""
+    words = [sys.executable, "-c", STOPPING, str(work), waking, str(times)]
+    commands = [(words, {**environment(work), "RANK": str(rank)}) for rank in range(2)]
+    supervise(Crew(2, 2.0, work, launched=False), commands)
+
+
+def test_a_rank_that_is_stopped_while_it_starts_is_found_at_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervising, "MARGIN", 1.0)
+    began = time.monotonic()
+    with pytest.raises(RankStopped, match="rank 1 is stopped at: importing torch and FlashInfer") as caught:
+        stopping(tmp_path, "true", 1)
+    assert 3.0 < time.monotonic() - began < 30.0  # all of starting may take 240 s
+    assert [state.process for state in caught.value.states] == ["", "T"]
+    assert "in body" in caught.value.states[1].stack
+    assert not caught.value.crashes
+
+
+def test_short_stops_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together they last longer than the bound."""
+    monkeypatch.setattr(supervising, "MARGIN", 1.0)
+    stopping(tmp_path, "sleep 1.75; kill -CONT $PPID", 2)

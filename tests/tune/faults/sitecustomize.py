@@ -11,6 +11,7 @@ import importlib.util
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import time
 
@@ -70,6 +71,18 @@ def killed():
 
 def stopped():
     _while_measuring(lambda count: os.kill(os.getpid(), signal.SIGSTOP) if count == _AT else None)
+
+
+def stopped_while_starting():
+    _after("pipeline.tune.jit", lambda module: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def stopped_for_a_while():
+    def change(module):
+        subprocess.Popen(["sh", "-c", f"sleep 5 && kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    _after("pipeline.tune.jit", change)
 
 
 def too_slow():
