@@ -16,20 +16,15 @@ import torch
 from pipeline.contract.plan import OpPlan
 from pipeline.tune.inputs import need_device, normal, seed_for
 
-from .cuda import need_capability, spec
+from .cuda import need_capability
 from .fp4 import E4M3_ONE, E8M0_ONE, VALUES, bits, values
 from .moe import logits, moe_excess, route, sizes
 from .question import offered
-from .trtllm_fp8_block_scale_moe import ROUTING
+from .trtllm_moe import CAPABLE, layer, modules, output
 
+__all__ = ["CUSTOM_OPS", "DEVICE", "make", "modules"]
 CUSTOM_OPS = ("flashinfer::trtllm_fp4_block_scale_moe",)
 DEVICE = "cuda"
-CAPABLE = (100, 103)
-
-
-def modules(op: OpPlan) -> list[Any]:  # noqa: ARG001 - one module for all
-    """The JIT module that loads the trtllm-gen kernels."""
-    return [spec("flashinfer.jit.fused_moe", "gen_trtllm_gen_fused_moe_sm100_module")]
 
 
 class Fp4BlockMoe:
@@ -65,9 +60,8 @@ class Fp4BlockMoe:
         """Run the layer through the AutoTuner."""
         from flashinfer import fused_moe
 
-        s, o, b = self._sizes, self._op.options, self._block
+        s, b = self._sizes, self._block
         chosen, _ = route(self._op, tokens, self._device, self._seed)
-        grouped = int(o.get("n_group", "1")) > 1
         each = torch.ones(s.local, dtype=torch.float32, device=self._device)
         found = fused_moe.trtllm_fp4_block_scale_moe(
             routing_logits=logits(chosen, s.experts).bfloat16(),
@@ -86,19 +80,9 @@ class Fp4BlockMoe:
             output1_scale_scalar=each * self._scales[0],
             output1_scale_gate_scalar=each * self._scales[0],
             output2_scale_scalar=each * self._scales[1],
-            num_experts=s.experts,
-            top_k=s.top_k,
-            n_group=int(o["n_group"]) if grouped else None,
-            topk_group=int(o["topk_group"]) if grouped else None,
-            intermediate_size=s.inner,
-            local_expert_offset=s.first,
-            local_num_experts=s.local,
-            routed_scaling_factor=None,
-            routing_method_type=int(fused_moe.RoutingMethodType[ROUTING[o["routing_method"]]]),
-            tune_max_num_tokens=self._op.buckets[-1],
+            **layer(self._op, s),
         )
-        out: torch.Tensor = found[0] if isinstance(found, list) else found
-        return out
+        return output(found)
 
     def excess(self, tokens: int, out: torch.Tensor) -> float:
         """Compare with the layer in float64; the logits give all chosen experts one weight."""

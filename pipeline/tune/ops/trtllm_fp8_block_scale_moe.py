@@ -14,22 +14,15 @@ import torch
 from pipeline.contract.plan import OpPlan
 from pipeline.tune.inputs import need_device, normal, seed_for
 
-from .cuda import need_capability, spec
+from .cuda import need_capability
 from .fp4 import E8M0_ONE
 from .moe import logits, moe_excess, route, sizes
 from .question import offered
+from .trtllm_moe import CAPABLE, layer, modules, output
 
+__all__ = ["CUSTOM_OPS", "DEVICE", "make", "modules"]
 CUSTOM_OPS = ("flashinfer::trtllm_fp8_block_scale_moe",)
 DEVICE = "cuda"
-CAPABLE = (100, 103)
-# FlashInfer's RoutingMethodType by the plan's words
-ROUTING = {"default": "Default", "renormalize": "Renormalize", "renormalize_naive": "RenormalizeNaive",
-           "deepseek_v3": "DeepSeekV3"}  # fmt: skip
-
-
-def modules(op: OpPlan) -> list[Any]:  # noqa: ARG001 - one module for all
-    """The JIT module that loads the trtllm-gen kernels."""
-    return [spec("flashinfer.jit.fused_moe", "gen_trtllm_gen_fused_moe_sm100_module")]
 
 
 class Fp8BlockMoe:
@@ -73,12 +66,11 @@ class Fp8BlockMoe:
         from flashinfer import fused_moe
         from flashinfer.fused_moe.core import Fp8QuantizationType
 
-        s, o = self._sizes, self._op.options
+        s = self._sizes
         chosen, _ = route(self._op, tokens, self._device, self._seed)
         first, second = self._weight_scales()
         shape = (tokens, s.hidden // 32) if self._mx else (s.hidden // 128, tokens)
         kind = Fp8QuantizationType.MxFp8 if self._mx else Fp8QuantizationType.DeepSeekFp8
-        grouped = int(o.get("n_group", "1")) > 1
         found = fused_moe.trtllm_fp8_block_scale_moe(
             routing_logits=logits(chosen, s.experts),
             routing_bias=None,
@@ -88,20 +80,10 @@ class Fp8BlockMoe:
             gemm1_weights_scale=first,
             gemm2_weights=self._weights[1],
             gemm2_weights_scale=second,
-            num_experts=s.experts,
-            top_k=s.top_k,
-            n_group=int(o["n_group"]) if grouped else None,
-            topk_group=int(o["topk_group"]) if grouped else None,
-            intermediate_size=s.inner,
-            local_expert_offset=s.first,
-            local_num_experts=s.local,
-            routed_scaling_factor=None,
-            routing_method_type=int(fused_moe.RoutingMethodType[ROUTING[o["routing_method"]]]),
-            tune_max_num_tokens=self._op.buckets[-1],
+            **layer(self._op, s),
             fp8_quantization_type=kind,
         )
-        out: torch.Tensor = found[0] if isinstance(found, list) else found
-        return out
+        return output(found)
 
     def excess(self, tokens: int, out: torch.Tensor) -> float:
         """Compare with the layer in float64; the logits give all chosen experts one weight."""
