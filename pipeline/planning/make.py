@@ -11,9 +11,10 @@ from pipeline.contract.plan import MOST_RANKS, Layout, OpPlan, Plan, Untuned
 
 from .abilities import MOE_KEY_TOLD_APART, abilities
 from .buckets import default_buckets, own_buckets
+from .choice import Context
 from .facts import Facts, read_facts
 from .find import find_model
-from .ops import CUDNN_BF16, Context, choose
+from .ops import CUDNN_BF16, choose
 from .parts import model_parts
 from .problems import PlanRefused, Problems
 from .quant import read_quantization

@@ -23,8 +23,9 @@ TRIED = 64  # sizes that a remedy may name
 class Part:
     """One product `[tokens, k] × [n, k]ᵀ`, or one MoE layer, on one rank.
 
-    `modules` are the checkpoint's names below a layer (`lm_head`: below the model). `cut_n` and `cut_k` hold the
-    per-rank sizes that came of dividing, which a quantization block must fit. `layers` are decoder layers.
+    `modules` are the names that a checkpoint may use below a layer (`lm_head`: below the model). `cut_n` and `cut_k`
+    hold the per-rank sizes that came of dividing, which a quantization block must fit. `layers` are decoder layers.
+    `unfit` says why no tuned op can take the part under this layout, though a server may run it.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Part:
     layers: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
     bias: bool = False
+    unfit: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class MoeShape:
 def _attention(facts: Facts, split: Split) -> list[Part]:
     heads, size, hidden = split.heads(), facts.head_dim, facts.hidden
     kv = split.kv_heads()
-    names = tuple(f"self_attn.{x}_proj" for x in "qkv")
+    names = (*(f"self_attn.{x}_proj" for x in "qkv"), "self_attn.qkv_proj")
     qkv = Part("qkv", (heads + 2 * kv) * size, hidden, names, cut_n=(heads * size, kv * size))
     return [qkv, Part("o", hidden, heads * size, ("self_attn.o_proj",), cut_k=(heads * size,))]
 
@@ -65,10 +67,10 @@ def _attention(facts: Facts, split: Split) -> list[Part]:
 def _latent_attention(facts: Facts, mla: Mla, split: Split) -> list[Part]:
     heads, hidden, down = split.heads(), facts.hidden, mla.kv_rank + mla.rope
     queries, values = heads * (mla.nope + mla.rope), heads * mla.value
-    kv_a = "self_attn.kv_a_proj_with_mqa"
+    kv_a, both = "self_attn.kv_a_proj_with_mqa", "self_attn.fused_qkv_a_proj_with_mqa"
     if mla.q_rank:
         first = [
-            Part("fused_qkv_a", mla.q_rank + down, hidden, ("self_attn.q_a_proj", kv_a)),
+            Part("fused_qkv_a", mla.q_rank + down, hidden, ("self_attn.q_a_proj", kv_a, both)),
             Part("q_b", queries, mla.q_rank, ("self_attn.q_b_proj",), cut_n=(queries,)),
         ]
     else:
@@ -85,7 +87,7 @@ def _latent_attention(facts: Facts, mla: Mla, split: Split) -> list[Part]:
 
 
 def _mlp(prefix: str, inner: int, hidden: int, at: str = "mlp") -> list[Part]:
-    names = (f"{at}.gate_proj", f"{at}.up_proj")
+    names = (f"{at}.gate_proj", f"{at}.up_proj", f"{at}.gate_up_proj")
     return [
         Part(f"{prefix}gate_up", 2 * inner, hidden, names, cut_n=(inner,)),
         Part(f"{prefix}down", hidden, inner, (f"{at}.down_proj",), cut_k=(inner,)),
@@ -141,16 +143,22 @@ def _remedy(facts: Facts, layout: Layout, quantization: Quantization) -> str:
     return "no single change mends it: take smaller sizes, powers of two"
 
 
-def _check_blocks(part: Part, tp: int, problems: Problems) -> None:
-    """A divided size must hold whole quantization blocks: serving engines refuse to load it otherwise."""
+def _check_blocks(part: Part, tp: int, problems: Problems) -> Part:
+    """A divided size must hold whole quantization blocks: serving engines refuse to load a product otherwise.
+
+    Experts with fp8 blocks are loaded all the same by vLLM 0.33, which serves them with smaller blocks through Triton
+    (fused_moe/oracle/fp8.py), so that they are only left out; vLLM 0.28 and SGLang 0.5.23 refuse them.
+    """
     rows, columns = part.scheme.block
     for size, block in [*((n, rows) for n in part.cut_n), *((k, columns) for k in part.cut_k)]:
         if tp > 1 and size % block:
-            problems.add(
-                f"TP={tp} leaves {part.name} {size} channels per rank, not whole {part.scheme} blocks of {block}",
-                "take a smaller TP, or expert parallelism for the experts (EP)",
-            )
-            return
+            wrong = f"TP={tp} leaves {part.name} {size} channels per rank, not whole {part.scheme} blocks of {block}"
+            if part.moe is not None and part.scheme.kind is Kind.FP8_BLOCK:
+                served = "vLLM 0.33 serves such experts through Triton, vLLM 0.28 and SGLang 0.5.23 refuse them"
+                return replace(part, unfit=f"{wrong}; {served}; expert parallelism (EP) keeps them whole")
+            problems.add(wrong, "take a smaller TP, or expert parallelism for the experts (EP)")
+            break
+    return part
 
 
 def model_parts(facts: Facts, layout: Layout, quantization: Quantization, problems: Problems) -> list[Part]:
@@ -175,9 +183,9 @@ def model_parts(facts: Facts, layout: Layout, quantization: Quantization, proble
         problems.add("config.json: some MoE layers are mxfp4 and others are not", "such a model cannot be planned")
     found = []
     for part, layers in grouped.items():
-        _check_blocks(part, split.moe_tp if part.moe else layout.tp, problems)
+        checked = _check_blocks(part, split.moe_tp if part.moe else layout.tp, problems)
         held = frozenset(s for s, stage in enumerate(stages) if any(i in stage for i in layers))
-        found.append(replace(part, layers=tuple(layers), ranks=split.ranks(held)))
+        found.append(replace(checked, layers=tuple(layers), ranks=split.ranks(held)))
     head = Part("lm_head", vocab, facts.hidden, ("lm_head",), quantizable=False)
     found.append(replace(head, layers=(facts.layers,), ranks=split.ranks(frozenset({layout.pp - 1}))))
     return _named(found)

@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Scheme:
-    """A kind, and the block `(n, k)` in elements that one scale covers; `label` names a foreign scheme."""
+    """A kind, and the block `(n, k)` in elements that one scale covers; `label` names it where the kind does not."""
 
     kind: Kind
     block: tuple[int, int] = (1, 1)
@@ -46,6 +46,10 @@ class Scheme:
 NONE = Scheme(Kind.NONE)
 FP8_TENSOR = Scheme(Kind.FP8_TENSOR)
 FP8_CHANNEL = Scheme(Kind.FP8_CHANNEL)
+# The checkpoint stores no scale of the activations: vLLM finds one per token as they come (Fp8LinearMethod in
+# layers/quantization/fp8.py, CompressedTensorsW8A8Fp8 in compressed_tensors/schemes), and bmm_fp8 takes one in all.
+FP8_TOKEN = Scheme(Kind.FP8_CHANNEL, label="fp8, activations scaled per token")
+FP8_BLOCK = Scheme(Kind.FP8_BLOCK, (128, 128))
 NVFP4 = Scheme(Kind.NVFP4, (1, 16))
 MXFP4 = Scheme(Kind.MXFP4, (1, 32))
 MXFP8 = Scheme(Kind.MXFP8, (1, 32))
@@ -91,16 +95,23 @@ class Modules:
 
 @dataclass(frozen=True)
 class Quantization:
-    """The scheme of each module: the first group whose targets hold it, unless it is among the ignored."""
+    """The scheme of each module: the first group whose targets hold it, unless it is among the ignored.
+
+    `towers`: the language model is one of several, and the lists name its modules below `language_model`.
+    """
 
     groups: tuple[tuple[Modules | None, Scheme], ...] = ()
     ignored: Modules = field(default_factory=Modules)
     experts_only: bool = False
+    towers: bool = False
 
     def scheme(self, modules: Sequence[str], *, experts: bool = False) -> Scheme:
         """The scheme of a product whose weight is made of `modules` (merged projections are quantized alike)."""
         if self.experts_only and not experts:
             return NONE
+        if self.towers:
+            below = [f"model.language_model.{name.removeprefix('model.')}" for name in modules]
+            modules = [*modules, *(f"language_model.{name}" for name in modules), *below]
         if any(name in self.ignored for name in modules):
             return NONE
         for targets, scheme in self.groups:
@@ -127,9 +138,10 @@ def _float8(weights: Mapping[str, Any], activations: Mapping[str, Any]) -> Schem
         return MXFP8 if weights.get("group_size") == 32 else other(f"fp8 groups of {weights.get('group_size')}")
     if not activations:
         return other("fp8 weights alone")
-    if strategy == "tensor" and str(activations.get("strategy") or "tensor") == "tensor":
-        return FP8_TENSOR
-    return FP8_CHANNEL
+    if strategy != "tensor":
+        return FP8_CHANNEL
+    stored = str(activations.get("strategy") or "tensor") == "tensor" and activations.get("dynamic") in (None, False)
+    return FP8_TENSOR if stored else FP8_TOKEN
 
 
 def _group(group: Mapping[str, Any]) -> Scheme:
@@ -161,6 +173,8 @@ def _config_groups(config: Mapping[str, Any]) -> tuple[tuple[Modules | None, Sch
 
 _MODELOPT = {
     "FP8": FP8_TENSOR,
+    "FP8_PB_WO": FP8_BLOCK,
+    "FP8_BLOCK_SCALES": FP8_BLOCK,
     "FP8_PER_CHANNEL_PER_TOKEN": FP8_CHANNEL,
     "NVFP4": NVFP4,
     "MXFP8": MXFP8,
@@ -171,7 +185,7 @@ def _one_scheme(method: str, config: Mapping[str, Any]) -> Scheme | None:
     """The scheme of a method that has only one for the whole model; None where `config_groups` say it."""
     if method == "fp8":
         if config.get("weight_block_size") is None:
-            return FP8_TENSOR
+            return FP8_TENSOR if config.get("activation_scheme") == "static" else FP8_TOKEN
         block = _block(config["weight_block_size"])
         return Scheme(Kind.FP8_BLOCK, block) if block else other("fp8 with an unreadable block")
     if method.startswith("modelopt"):
@@ -186,8 +200,14 @@ def _groups(method: str, config: Mapping[str, Any]) -> tuple[tuple[Modules | Non
 
 
 def read_quantization(config: Mapping[str, object], problems: Problems) -> Quantization:
-    """Read `quantization_config` of a config.json; a model without one is unquantized."""
-    value = config.get("quantization_config") or config.get("compression_config")
+    """Read `quantization_config` of a config.json; a model without one is unquantized.
+
+    A model with several towers has it beside `text_config` or inside.
+    """
+    inner = config.get("text_config")
+    towers = [inner] if isinstance(inner, Mapping) and "hidden_size" not in config else []
+    places = [one.get(key) for one in (config, *towers) for key in ("quantization_config", "compression_config")]
+    value = next((place for place in places if place), None)
     if value is None:
         return Quantization()
     if not isinstance(value, Mapping):
@@ -209,4 +229,5 @@ def read_quantization(config: Mapping[str, object], problems: Problems) -> Quant
             problems.add(f"config.json: quantization_config names {pattern!r}, which is no expression: {error}")
     if problems.found:
         return Quantization()
-    return Quantization(_groups(method, value), Modules(tuple(ignored)), experts_only=method == "mxfp4")
+    listed = Modules(tuple(ignored))
+    return Quantization(_groups(method, value), listed, experts_only=method == "mxfp4", towers=bool(towers))

@@ -43,14 +43,12 @@ def _cpu(plan: Plan, facts: Facts, quantization: Quantization) -> Iterator[str]:
 
 
 def _cuda(plan: Plan, quantization: Quantization, *, own: bool) -> Iterator[str]:
-    dense = [op.name for op in plan.ops if op.op in ("mm_bf16", "bmm_fp8")]
     fp8 = any(scheme.kind in (Kind.FP8_TENSOR, Kind.FP8_CHANNEL, Kind.FP8_BLOCK) for _, scheme in quantization.groups)
     if plan.arch.startswith("90"):
         what = "dense fp8 and bf16 layers" if fp8 else "dense bf16 layers"
-        entries = f"the entries of {', '.join(dense)}" if dense else "such entries"
         yield (
             f"vLLM serves {what} on Hopper through CUTLASS, DeepGEMM and torch and tunes none of them through "
-            f"FlashInfer: {entries} serve callers of FlashInfer itself"
+            "FlashInfer: it finds no entries for them"
         )
     if own:
         rounding = "up" if plan.round_up else "down"

@@ -10,7 +10,6 @@ from .facts import Facts
 
 VOCAB_PADDING = 64  # the vocabulary is padded to a multiple of this before it is divided
 MXFP4_BLOCK = 32
-MXFP4_PADDING = 256  # trtllm-gen's mxfp4 kernels take hidden and intermediate sizes in multiples of this
 
 
 def pad(size: int, multiple: int) -> int:

@@ -23,17 +23,21 @@ BACKENDS: dict[str, dict[str, tuple[int, ...]]] = {
         "tgv": TRTLLM_GEN,
     },
     "bmm_fp8": {"cublas": (89, *HOPPER_ON), "cudnn": (89, *HOPPER_ON), "cutlass": BLACKWELL},
-    "mm_fp4": {"cudnn": BLACKWELL, "cutlass": BLACKWELL, "cute-dsl": TRTLLM_GEN, "b12x": (120, 121)},
-    "mm_mxfp8": {"cutlass": BLACKWELL, "cudnn": BLACKWELL, "trtllm": TRTLLM_GEN, "cute-dsl": TRTLLM_GEN},
+    "mm_fp4": {"cudnn": BLACKWELL, "cutlass": BLACKWELL, "cute-dsl": TRTLLM_GEN},
+    "mm_mxfp8": {"cutlass": BLACKWELL, "cudnn": BLACKWELL, "cute-dsl": TRTLLM_GEN},
 }
-# The first backends compete unless others are asked for. cuBLAS and cuBLASLt answer both a caller that names them
-# and one that says backend="auto", and need nothing beside CUDA.
-USUAL: dict[str, tuple[str, ...]] = {
-    "mm_bf16": ("cublaslt", "cutlass"),
-    "bmm_fp8": ("cublas", "cutlass"),
-    "mm_fp4": ("cudnn", "cutlass"),
-    "mm_mxfp8": ("cutlass",),
-}
+# What competes unless others are asked for. cuBLAS and cuBLASLt answer both a caller that names them and one that
+# says backend="auto", and need nothing beside CUDA. Of the block-scaled products the one backend that vLLM 0.28 and
+# 0.33 and SGLang 0.5.23 name: an entry holds its winner's backend, so that any other winner would be a miss.
+_USUAL: dict[str, tuple[str, ...]] = {"mm_bf16": ("cublaslt", "cutlass"), "bmm_fp8": ("cublas", "cutlass")}
+_ALONE = ("mm_fp4", "mm_mxfp8")
+
+
+def usual_backends(adapter: str, sm: int) -> tuple[str, ...]:
+    """The backends that compete in an adapter where none are asked for, those first that servers ask for."""
+    if adapter in _ALONE:
+        return ("cute-dsl",) if sm in TRTLLM_GEN else ("cutlass",)
+    return tuple(name for name in _USUAL.get(adapter, ()) if sm in BACKENDS[adapter][name])
 
 
 @dataclass(frozen=True)
@@ -70,10 +74,7 @@ def _letter(sm: int) -> str:
 
 def backends(adapter: str, sm: int, asked: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """The backends that compete in one op; empty where the adapter has no choice of them."""
-    can = BACKENDS.get(adapter, {})
-    if adapter in asked:
-        return tuple(asked[adapter])
-    return tuple(name for name in USUAL.get(adapter, ()) if sm in can[name])
+    return tuple(asked[adapter]) if adapter in asked else usual_backends(adapter, sm)
 
 
 def check_backends(asked: Mapping[str, Sequence[str]], target: Target, problems: Problems, *, cudnn_bf16: str) -> None:
@@ -87,6 +88,11 @@ def check_backends(asked: Mapping[str, Sequence[str]], target: Target, problems:
             if name not in can:
                 problems.add(
                     f"--backends {adapter}={name} does not exist on {target.arch}", f"there: {', '.join(can) or 'none'}"
+                )
+            elif name == "cute-dsl" and len(names) > 1:
+                problems.add(
+                    f"--backends {adapter}={'+'.join(names)}: cute-dsl competes with no other",
+                    'FlashInfer takes it only where it is named alone, backend="auto" never does',
                 )
             elif adapter == "mm_bf16" and name == "cudnn" and cudnn_bf16:
                 problems.add(f"--backends mm_bf16=cudnn: {cudnn_bf16}", "take cublaslt")

@@ -82,7 +82,7 @@ def test_one_architecture_many_spellings(capsys, spelled):
         (["tiny", "--ep", "2"], "tiny has no experts"),
         (["tiny-moe", "--tp", "1", "--ep", "2"], "EP=2 does not divide the 1 ranks"),
         (["tiny", "--pp", "3"], "PP=3 is more than 2 layers"),
-        (["Qwen3-30B-A3B-FP8", "--tp", "4", "--arch", "90a"], "192 channels per rank, not whole"),
+        (["DeepSeek-V3", "--tp", "32", "--arch", "90a"], "gate_up 576 channels per rank, not whole"),
         (["tiny", "--device", "tpu"], "neither cpu nor cuda"),
         (["tiny", "--device", "cuda"], "--device cuda needs --arch"),
         (["tiny", "--device", "cpu", "--arch", "90a"], "no processor"),

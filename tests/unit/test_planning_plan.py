@@ -7,41 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planning_samples import NEW, OLD, config_of, fp8, ops, plan_of, reasons
 
 from pipeline.contract.opnames import TUNED_AS
 from pipeline.contract.plan import Layout, Plan
-from pipeline.planning import make_plan
 from pipeline.planning.buckets import default_buckets, flashinfer_buckets, powers_of_two
 from pipeline.planning.find import bundled_names, find_model
 from pipeline.planning.problems import PlanRefused
 from pipeline.planning.show import describe
-
-OLD, NEW = "0.6.16.post3", "0.7.4"
-
-
-def plan_of(model, *, arch="90a", version=OLD, **options):
-    layout = Layout(**{name: options.pop(name) for name in ("tp", "ep", "pp", "dp") if name in options})
-    device = "cpu" if arch.startswith("cpu") else "cuda"
-    return make_plan(model, layout=layout, device=device, arch=arch, flashinfer_version=version, **options)
-
-
-def config_of(tmp_path, base, **changes):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**find_model(base).config, **changes}))
-    return str(path)
-
-
-def reasons(plan):
-    return {name: part.reason for part in plan.untuned for name in part.name.split("+")}
-
-
-def ops(plan):
-    return {name: op for op in plan.ops for name in op.name.split("+")}
-
-
-def fp8(quant_method="modelopt", **more):
-    return {"quantization_config": {"quant_method": quant_method, "quant_algo": "FP8", **more}}
-
 
 # --- shapes and ops
 
@@ -120,12 +93,6 @@ def test_block_scaled_experts(arch, expected):
         assert any("unverified" in note for note in op.notes)
     else:
         assert "experts" in reasons(plan)
-
-
-def test_mxfp4_experts_are_padded():
-    op = ops(plan_of("gpt-oss-120b", arch="100a", tp=4))["experts"]
-    assert (op.op, op.shape["hidden"], op.shape["intermediate"]) == ("trtllm_fp4_block_scale_moe", 3072, 768)
-    assert any("2880 → 3072" in note for note in op.notes)
 
 
 @pytest.mark.parametrize(("algorithm", "adapter"), [("NVFP4", "mm_fp4"), ("MXFP8", "mm_mxfp8")])

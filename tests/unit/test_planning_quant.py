@@ -24,12 +24,17 @@ def groups(**weights):
 @pytest.mark.parametrize(
     ("config", "kind"),
     [
-        (tensors("fp8"), Kind.FP8_TENSOR),
+        (tensors("fp8", activation_scheme="static"), Kind.FP8_TENSOR),
+        # vllm-project/vllm, vllm/model_executor/layers/quantization/fp8.py: no stored scale, one per token
+        (tensors("fp8", activation_scheme="dynamic"), Kind.FP8_CHANNEL),
+        (tensors("fp8"), Kind.FP8_CHANNEL),
         (tensors("fp8", weight_block_size=[128, 128]), Kind.FP8_BLOCK),
         (tensors("fp8", weight_block_size="all"), Kind.OTHER),
         (tensors("fbgemm_fp8"), Kind.FP8_CHANNEL),
         (tensors("modelopt", quant_algo="FP8"), Kind.FP8_TENSOR),
         (tensors("modelopt", quant_algo="NVFP4"), Kind.NVFP4),
+        (tensors("modelopt", quant_algo="FP8_PB_WO"), Kind.FP8_BLOCK),
+        (tensors("modelopt", quant_algo="W4A16_NVFP4"), Kind.OTHER),
         (tensors("modelopt_fp4", quant_algo="nvfp4"), Kind.NVFP4),
         (tensors("modelopt", quant_algo="MXFP8"), Kind.MXFP8),
         (tensors("modelopt", quant_algo="MIXED_PRECISION"), Kind.OTHER),
@@ -41,6 +46,15 @@ def groups(**weights):
         (
             groups(num_bits=8, type="float", strategy="tensor", activations={"strategy": "token", "num_bits": 8}),
             Kind.FP8_CHANNEL,
+        ),
+        # vllm/model_executor/layers/quantization/compressed_tensors/schemes/compressed_tensors_w8a8_fp8.py: as above
+        (
+            groups(num_bits=8, type="float", strategy="tensor", activations={"strategy": "tensor", "dynamic": True}),
+            Kind.FP8_CHANNEL,
+        ),
+        (
+            groups(num_bits=8, type="float", strategy="tensor", activations={"strategy": "tensor", "dynamic": False}),
+            Kind.FP8_TENSOR,
         ),
         (groups(num_bits=8, type="float", strategy="block", block_structure=[128, 128]), Kind.FP8_BLOCK),
         (groups(num_bits=8, type="float", strategy="group", group_size=32), Kind.MXFP8),
@@ -71,7 +85,7 @@ def test_mxfp4_is_for_experts_alone():
 
 @pytest.mark.parametrize("key", ["ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules"])
 def test_ignored_modules_stay_unquantized(key):
-    config = {"quantization_config": tensors("fp8", **{key: [PROJECTION]})}
+    config = {"quantization_config": tensors("fp8", activation_scheme="static", **{key: [PROJECTION]})}
     found = read_quantization(config, Problems())
     assert found.scheme([PROJECTION, "model.layers.7.self_attn.k_proj"]).kind is Kind.NONE
     assert found.scheme(["model.layers.8.self_attn.q_proj"]).kind is Kind.FP8_TENSOR
@@ -102,6 +116,29 @@ def test_first_group_that_names_a_module_counts():
     found = read_quantization({"quantization_config": config}, Problems())
     assert found.scheme(["model.layers.0.mlp.up_proj"]).kind is Kind.NVFP4
     assert found.scheme([PROJECTION]).kind is Kind.FP8_TENSOR
+
+
+# moonshotai/Kimi-K2.5 keeps it in text_config, the FP8 exports of Mistral-Small-3.1 beside it; names begin with the tower
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize(
+    "listed",
+    [
+        "model.layers.7.self_attn.q_proj",
+        "language_model.model.layers.7.self_attn.q_proj",
+        "model.language_model.layers.7.self_attn",
+        "language_model.model.layers.7.self_attn*",
+        "re:.*language_model.*self_attn.*",
+        "re:model\\.layers\\.7\\.self_attn.*",
+    ],
+)
+def test_a_language_model_among_towers(inside, listed):
+    quantization = {
+        "quantization_config": tensors("modelopt", quant_algo="NVFP4", ignore=[listed, "re:vision_tower.*"])
+    }
+    text = {"hidden_size": 8, **(quantization if inside else {})}
+    found = read_quantization({"text_config": text, **({} if inside else quantization)}, Problems())
+    assert found.scheme([PROJECTION]).kind is Kind.NONE
+    assert found.scheme(["model.layers.7.mlp.up_proj"]).kind is Kind.NVFP4
 
 
 @pytest.mark.parametrize(

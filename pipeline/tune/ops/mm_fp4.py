@@ -1,7 +1,9 @@
 """`mm_fp4`: a product of four-bit operands with block scales, known to the AutoTuner as `fp4_gemm`.
 
-nvfp4 (blocks of 16, e4m3 scales) or mxfp4 (blocks of 32, e8m0 scales; cudnn alone). Compute capability 10.0 and newer:
-no GPU has run this adapter yet. Held against the signatures of FlashInfer 0.6.16.post3 and 0.7.4.
+nvfp4 (blocks of 16, e4m3 scales) or mxfp4 (blocks of 32, e8m0 scales; not with CUTLASS). Shapes are part of the key,
+so alpha has the one that vLLM and SGLang give it: none for nvfp4, as a product of two scales, (1,) for mxfp4. Compute
+capability 10.0 and newer: no GPU has run this adapter yet. Held against the signatures of FlashInfer 0.6.16.post3 and
+0.7.4.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from .question import offered
 CUSTOM_OPS = ("fp4_gemm",)
 DEVICE = "cuda"
 CAPABLE = (100, 103, 107, 110, 120, 121)
-BACKENDS = ("cudnn", "cutlass", "auto")
+BACKENDS = ("cudnn", "cutlass", "cute-dsl", "auto")
 
 
 def modules(op: OpPlan) -> list[Any]:
-    """The CUTLASS module; cuDNN brings its own kernels."""
+    """The CUTLASS module; cuDNN and CuTe DSL bring their own kernels."""
     if "cutlass" not in (op.backends or ("cutlass",)):
         return []
     from .cuda import capability
@@ -64,7 +66,7 @@ class Fp4Product:
         from flashinfer import mm_fp4
 
         out = nan((tokens, self._n), self._out, self._device)
-        alpha = torch.ones(1, dtype=torch.float32, device=self._device)
+        alpha = torch.ones((1,) if self._mx else (), dtype=torch.float32, device=self._device)
         mm_fp4(
             self._activation(tokens), self._weight.T, self._ones(tokens), self._ones(self._n).T,
             alpha, self._out, out, block_size=self._block, backend=self._backend, use_nvfp4=not self._mx,

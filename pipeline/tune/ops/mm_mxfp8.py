@@ -21,11 +21,11 @@ from .question import offered
 CUSTOM_OPS = ("mxfp8_gemm",)
 DEVICE = "cuda"
 CAPABLE = (100, 103, 110, 120, 121)
-BACKENDS = ("cutlass", "cudnn", "auto")
+BACKENDS = ("cutlass", "cudnn", "cute-dsl", "auto")
 
 
 def modules(op: OpPlan) -> list[Any]:
-    """The CUTLASS module; cuDNN brings its own kernels."""
+    """The CUTLASS module; cuDNN and CuTe DSL bring their own kernels."""
     if "cutlass" not in (op.backends or ("cutlass",)):
         return []
     family = 120 if capability(torch.device("cuda")) >= 120 else 100

@@ -1,7 +1,10 @@
 """`trtllm_fp8_block_scale_moe`: a MoE layer with block-scaled fp8 weights through the trtllm-gen kernels.
 
-`fp8_block` (blocks of 128×128, float32 scales) or `mxfp8` (blocks of 32, e8m0 scales). Compute capability 10.0 and
-10.3: no GPU has run this adapter yet. Held against the signatures of FlashInfer 0.6.16.post3 and 0.7.4.
+`fp8_block` (blocks of 128×128, float32 scales) or `mxfp8` (blocks of 32, e8m0 scales). The weights lie as vLLM 0.28 and
+0.33 lay them (model_executor/layers/fused_moe/experts/trtllm_fp8_moe.py): rows shuffled, and of `fp8_block` columns in
+blocks of 128 first. A tactic is one of that layout's, and the key does not hold the layout. The rows of an expert are
+alike here, so that no shuffle can be wrong. Compute capability 10.0 and 10.3: no GPU has run this adapter yet. Held
+against the signatures of FlashInfer 0.6.16.post3 and 0.7.4.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ DEVICE = "cuda"
 
 
 class Fp8BlockMoe:
-    """One MoE layer of a plan on this rank: random fp8 weights under constant scales."""
+    """One MoE layer of a plan on this rank: random fp8 weights, alike in every row, under constant scales."""
 
     def __init__(self, op: OpPlan, device: torch.device, seed: int) -> None:
         need_device(device)
@@ -38,8 +41,10 @@ class Fp8BlockMoe:
         self._scales = tuple(2.0 ** -round(torch.tensor(float(n)).log2().item() / 2) for n in (s.hidden, s.inner))
         shapes = ((s.local, 2 * s.inner, s.hidden), (s.local, s.hidden, s.inner))
         self._weights = tuple(
-            normal(shape, torch.float8_e4m3fn, device, seed_for(self._seed, n)) for n, shape in enumerate(shapes)
+            normal((local, 1, columns), torch.float8_e4m3fn, device, seed_for(self._seed, n)).expand(-1, rows, -1)
+            for n, (local, rows, columns) in enumerate(shapes)
         )
+        self._laid = tuple(w.contiguous() if self._mx else _block_major(w) for w in self._weights)
 
     def _blocks(self, shape: tuple[int, ...], scale: float) -> torch.Tensor:
         """Constant block scales of a weight, or of the activation."""
@@ -64,6 +69,7 @@ class Fp8BlockMoe:
     def call(self, tokens: int) -> torch.Tensor:
         """Run the layer through the AutoTuner."""
         from flashinfer import fused_moe
+        from flashinfer.fused_moe import WeightLayout
         from flashinfer.fused_moe.core import Fp8QuantizationType
 
         s = self._sizes
@@ -76,11 +82,13 @@ class Fp8BlockMoe:
             routing_bias=None,
             hidden_states=self._activation(tokens),
             hidden_states_scale=self._blocks(shape, 1.0),
-            gemm1_weights=self._weights[0],
+            gemm1_weights=self._laid[0],
             gemm1_weights_scale=first,
-            gemm2_weights=self._weights[1],
+            gemm2_weights=self._laid[1],
             gemm2_weights_scale=second,
             **layer(self._op, s),
+            use_shuffled_weight=True,
+            weight_layout=int(WeightLayout.MajorK if self._mx else WeightLayout.BlockMajorK),
             fp8_quantization_type=kind,
         )
         return output(found)
@@ -96,6 +104,13 @@ class Fp8BlockMoe:
     def tactics(self, tokens: int) -> Mapping[str, list[Any]]:
         """What the runner offers."""
         return offered(self, tokens)
+
+
+def _block_major(weight: torch.Tensor) -> torch.Tensor:
+    """[experts, rows, columns] → [experts, columns / 128, rows, 128]."""
+    experts, rows, columns = weight.shape
+    blocks = weight.reshape(experts, rows, columns // 128, 128)
+    return blocks.permute(0, 2, 1, 3).contiguous()
 
 
 def make(op: OpPlan, device: torch.device, seed: int) -> Fp8BlockMoe:

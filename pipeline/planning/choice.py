@@ -1,0 +1,48 @@
+"""What the choice of an op depends on, and what every choice may answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pipeline.contract.plan import OpPlan
+
+from .abilities import Abilities
+from .facts import Facts
+from .target import Target
+
+# What has been measured on a GPU for this project; everything else is planned from FlashInfer's code alone.
+PROVEN = {"mm_bf16": (90,), "bmm_fp8": (90,)}
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the choice of an op depends on beside the part itself."""
+
+    facts: Facts
+    target: Target
+    version: str
+    abilities: Abilities
+    buckets: tuple[int, ...]
+    backends: Mapping[str, Sequence[str]]
+
+    @property
+    def out_dtype(self) -> str:
+        """The dtype that products write: the model's own, where it is one of 16 bits."""
+        return self.facts.dtype if self.facts.dtype in ("bfloat16", "float16") else "bfloat16"
+
+
+class NotTuned(Exception):
+    """A part has no op here; the text is the reason that the plan states."""
+
+
+def unproven(op: str, context: Context) -> tuple[str, ...]:
+    """The note of an op that no GPU of this kind has run for this project."""
+    if context.target.sm in PROVEN.get(op, ()):
+        return ()
+    return (f"unverified: planned from FlashInfer's code, {op} has not been run on such a GPU for this project",)
+
+
+def changed(op: OpPlan, **changes: object) -> OpPlan:
+    """`op` with other values of some fields."""
+    return replace(op, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,134 @@
+"""Which op of the tuner stands for a MoE layer, or why none does."""
+
+from __future__ import annotations
+
+from pipeline.contract.plan import OpPlan
+
+from .abilities import MOE_KEY_WITHOUT_RANK, NEWEST_READ
+from .choice import Context, NotTuned, changed, unproven
+from .parts import Part
+from .quant import Kind
+from .split import pad
+from .target import HOPPER_ON, TRTLLM_GEN
+
+# format -> multiples of the hidden and of the intermediate size per rank that vLLM 0.28 and 0.33 pad to:
+# fused_moe/oracle/mxfp4.py and, in layers/quantization/utils, flashinfer_fp4_moe.py and flashinfer_utils.py
+PADDING = {"mxfp4": (256, 128), "mxfp8": (256, 128), "nvfp4": (256, 64), "fp8": (1, 16)}
+# family -> FlashInfer's RoutingMethodType, as its trtllm-gen ops are told it
+ROUTING = {
+    "mixtral": "renormalize",
+    "qwen3_moe": "renormalize_naive",
+    "gpt_oss": "renormalize",
+    "deepseek_v2": "default",
+    "deepseek_v3": "deepseek_v3",
+    "kimi_k2": "deepseek_v3",
+}
+
+
+def _routing(part: Part, context: Context) -> tuple[tuple[int, ...], dict[str, str]]:
+    """The buckets at which every expert-parallel rank has tokens, and how the inputs see to it.
+
+    Inputs deal the (token, expert) pairs out to the ranks in turn, so a rank has tokens once there are as many pairs
+    as ranks; a random choice would only make that likely.
+    """
+    assert part.moe is not None
+    ep, top_k = part.moe.ep, part.moe.top_k
+    if ep == 1:
+        return context.buckets, {}
+    kept = tuple(b for b in context.buckets if b * top_k >= ep)
+    if not kept:
+        raise NotTuned(
+            f"{top_k} experts per token reach all {ep} expert-parallel ranks from {-(-ep // top_k)} tokens on"
+        )
+    least = min(kept[0], kept[0] * top_k // ep)
+    return kept, {"routing": "round_robin", "tokens_per_rank_min": str(least)}
+
+
+def _moe_op(part: Part, context: Context, op: str, dtypes: tuple[str, str], **options: str) -> OpPlan:
+    shape = part.moe
+    assert shape is not None
+    kept, routing = _routing(part, context)
+    moe = context.facts.moe
+    assert moe is not None
+    extras = {"activation": moe.activation, **({"bias": "true"} if part.bias else {})}
+    return OpPlan(
+        name=part.name,
+        op=op,
+        shape=dict(vars(shape)),
+        dtypes={"a": dtypes[0], "b": dtypes[1], "out": context.out_dtype},
+        buckets=kept,
+        options={**extras, **routing, **options},
+        ranks=part.ranks,
+        layers=len(part.layers),
+        notes=unproven(op, context),
+    )
+
+
+def _cutlass_moe(part: Part, context: Context, dtype: str) -> OpPlan:
+    if context.target.sm not in (89, *HOPPER_ON):
+        raise NotTuned(f"cutlass_fused_moe needs compute capability 8.9, {context.target.arch} is below")
+    op = _moe_op(part, context, "cutlass_fused_moe", (dtype, dtype))
+    assert part.moe is not None
+    if context.abilities.moe_keys_hold_rank and part.moe.tp * part.moe.ep > 1:
+        note = f"FlashInfer {context.version} writes the rank into this op's keys: the file needs every rank's entries "
+        return changed(op, notes=(*op.notes, f"{note}(gone in {MOE_KEY_WITHOUT_RANK})"))
+    return op
+
+
+def _trtllm_moe(part: Part, context: Context, op: str, dtypes: tuple[str, str], **options: str) -> OpPlan:
+    if context.target.sm not in TRTLLM_GEN:
+        raise NotTuned(
+            f"{part.scheme}: {op} has kernels for compute capability 10.0 and 10.3, not {context.target.arch}"
+        )
+    moe = context.facts.moe
+    assert moe is not None
+    options["routing_method"] = ROUTING[context.facts.family]
+    if options["routing_method"] == "deepseek_v3":
+        options |= {"n_group": str(moe.groups or 1), "topk_group": str(moe.top_groups or 1)}
+    return _moe_op(part, context, op, dtypes, **options)
+
+
+def _padded(op: OpPlan, hidden: int, intermediate: int) -> OpPlan:
+    """The sizes that vLLM pads the weights to before it calls the op; the padding is in the op's key."""
+    sizes = {"hidden": pad(op.shape["hidden"], hidden), "intermediate": pad(op.shape["intermediate"], intermediate)}
+    different = [f"{name} {op.shape[name]} → {size}" for name, size in sizes.items() if size != op.shape[name]]
+    notes = (f"padded as vLLM does: {', '.join(different)}",) if different else ()
+    return changed(op, shape={**op.shape, **sizes}, notes=(*op.notes, *notes))
+
+
+def _mxfp4_moe(part: Part, context: Context) -> OpPlan:
+    if context.target.sm == 90:
+        raise NotTuned("mxfp4: cutlass_fused_moe's kernels for mxfp4 weights on Hopper have no adapter in this tuner")
+    op = _trtllm_moe(part, context, "trtllm_fp4_block_scale_moe", ("bfloat16", "uint8"), format="mxfp4")
+    return _padded(op, *PADDING["mxfp4"])
+
+
+def moe_op(part: Part, context: Context) -> OpPlan:
+    """The op of one MoE layer; raises `NotTuned`."""
+    kind, sm = part.scheme.kind, context.target.sm
+    if part.unfit:
+        raise NotTuned(part.unfit)
+    if kind is Kind.NONE:
+        if context.facts.dtype not in ("bfloat16", "float16"):
+            raise NotTuned(f"{context.facts.dtype}: cutlass_fused_moe is tuned for bfloat16 and float16")
+        return _cutlass_moe(part, context, context.facts.dtype)
+    if kind is Kind.FP8_TENSOR:
+        return _padded(_cutlass_moe(part, context, "float8_e4m3fn"), *PADDING["fp8"])
+    if kind is Kind.FP8_BLOCK:
+        if sm not in TRTLLM_GEN:
+            raise NotTuned(
+                f"{part.scheme}: cutlass_fused_moe's profiling of block scales runs nothing "
+                f"(all versions to {NEWEST_READ}), so its winners would be noise"
+            )
+        return _trtllm_moe(part, context, "trtllm_fp8_block_scale_moe", ("float8_e4m3fn",) * 2, format="fp8_block")
+    if kind is Kind.MXFP8:
+        op = _trtllm_moe(part, context, "trtllm_fp8_block_scale_moe", ("float8_e4m3fn",) * 2, format="mxfp8")
+        return _padded(op, *PADDING["mxfp8"])
+    if kind is Kind.NVFP4:
+        op = _trtllm_moe(part, context, "trtllm_fp4_block_scale_moe", ("uint8", "uint8"), format="nvfp4")
+        return _padded(op, *PADDING["nvfp4"])
+    if kind is Kind.MXFP4:
+        return _mxfp4_moe(part, context)
+    if kind is Kind.FP8_CHANNEL:
+        raise NotTuned(f"{part.scheme}: cutlass_fused_moe takes one scale per expert")
+    raise NotTuned(f"{part.scheme}: not a format of FlashInfer's tuned MoE ops")

@@ -1,0 +1,81 @@
+"""Which serving engine looks an op's entries up: what the plan can say of it without knowing the engine.
+
+Read in the published packages vLLM 0.28.0 and 0.33.0 (model_executor/kernels/linear/__init__.py and its scaled_mm,
+nvfp4, mxfp8 and mxfp4; model_executor/layers/fused_moe/oracle and experts; model_executor/layers/utils.py;
+model_executor/warmup/kernel_warmup.py) and SGLang 0.5.23 (srt/layers/quantization/fp8_utils.py, fp4_utils.py,
+modelopt_quant.py, mxfp4.py; srt/layers/moe; srt/arg_groups; srt/model_executor/runner/flashinfer_autotune.py).
+"""
+
+from __future__ import annotations
+
+from pipeline.contract.plan import OpPlan
+
+from .target import TRTLLM_GEN, usual_backends
+
+VLLM = "vLLM (0.28, 0.33)"
+SGLANG = "SGLang (0.5.23)"
+_BELOW_HOPPER = f"no server finds these entries: {VLLM} and {SGLANG} load none below compute capability 9.0"
+_BF16 = (
+    f"no server finds these entries: {VLLM} and {SGLANG} run unquantized products through torch; "
+    "they serve callers of FlashInfer's mm_bf16"
+)
+_CUTLASS = "with --moe-backend flashinfer_cutlass"
+_CUTLASS_SGLANG = f"{SGLANG} with --moe-runner-backend flashinfer_cutlass"
+# SM 10.x prefer kernels of trtllm-gen for these, through ops that have no adapter here
+_TRTLLM_INSTEAD = {"bfloat16": "trtllm_bf16_moe", "float8_e4m3fn": "trtllm_fp8_per_tensor_scale_moe"}
+
+
+def _cutlass_moe(op: OpPlan, sm: int) -> str:
+    if sm in TRTLLM_GEN and op.dtypes["a"] in _TRTLLM_INSTEAD:
+        usual = f"its choice here is {_TRTLLM_INSTEAD[op.dtypes['a']]}, which has no adapter in this tuner"
+        return f"{VLLM} finds these entries {_CUTLASS} ({usual}), {_CUTLASS_SGLANG}"
+    if sm == 110:
+        return f"{VLLM} does not take this op on compute capability 11.0; {_CUTLASS_SGLANG} finds the entries"
+    if op.dtypes["a"] != "float8_e4m3fn":
+        usual = "its choice here is Triton" if sm == 90 else "which it chooses itself without data parallelism"
+        return f"{VLLM} finds these entries {_CUTLASS} ({usual}), {_CUTLASS_SGLANG}"
+    return f"{VLLM} chooses this op itself; {_CUTLASS_SGLANG} and a modelopt checkpoint"
+
+
+def _trtllm_moe(op: OpPlan) -> str:
+    kind = op.options["format"]
+    usual = f"{VLLM} chooses this op itself, {SGLANG} with --moe-runner-backend flashinfer_trtllm"
+    if op.options["routing_method"] == "default":
+        return f"{VLLM} hands this op chosen experts, not router logits, for such a router: it finds no entry of these"
+    others = "; with an all-to-all backend they hand it chosen experts, and find no entry of these"
+    if kind == "fp8_block":
+        return (
+            f"{VLLM} chooses this op itself, and its weights are laid out as they are tuned here{others}; {SGLANG} "
+            "lays them out otherwise under the same key: leave this op out there (--skip-ops), or tune with ENGINE="
+        )
+    if kind == "mxfp4":
+        return f"{VLLM} chooses this op itself{others}; {SGLANG} pads hidden sizes to 128 only"
+    return usual + others
+
+
+def _bmm_fp8(sm: int) -> str:
+    if sm == 90:
+        return (
+            f"{SGLANG} finds these entries with a modelopt FP8 checkpoint; {VLLM} runs such products through CUTLASS "
+            "here and finds none"
+        )
+    return f"{VLLM} finds these entries; {SGLANG}, with a modelopt FP8 checkpoint, those that cublas won"
+
+
+def _block_scaled(op: OpPlan, sm: int) -> str:
+    backend = "cute-dsl" if op.options.get("format") == "mxfp4" else usual_backends(op.op, sm)[0]
+    if op.backends != (backend,):
+        rest = "they find only what it won" if backend in op.backends else "they find no entry of these"
+        return f"{VLLM} and {SGLANG} ask for the backend {backend} alone, here {'+'.join(op.backends)} competes: {rest}"
+    return f"{VLLM} and {SGLANG} ask for the backend {backend}, and find its entries"
+
+
+def who_finds(op: OpPlan, sm: int) -> str:
+    """One line: which server, started how, looks these entries up on this GPU."""
+    if sm < 90:
+        return _BELOW_HOPPER
+    if op.op in ("mm_bf16", "bmm_fp8"):
+        return _BF16 if op.op == "mm_bf16" else _bmm_fp8(sm)
+    if op.op == "cutlass_fused_moe":
+        return _cutlass_moe(op, sm)
+    return _trtllm_moe(op) if op.op.startswith("trtllm_") else _block_scaled(op, sm)

@@ -1,0 +1,132 @@
+"""What vLLM 0.28 and 0.33 and SGLang 0.5.23 ask FlashInfer for: sizes, backends, and who finds an entry."""
+
+import json
+
+import pytest
+from planning_samples import config_of, ops, plan_of, reasons
+
+from pipeline.planning.find import find_model
+from pipeline.planning.problems import PlanRefused
+
+
+def quantized(tmp_path, base, **quantization):
+    return config_of(tmp_path, base, quantization_config={"quant_method": "modelopt", **quantization})
+
+
+def found_by(op):
+    return next(note for note in op.notes if "vLLM (0.28, 0.33)" in note)
+
+
+# --- sizes
+
+
+@pytest.mark.parametrize(("tp", "inner"), [(1, 2944), (2, 1536), (4, 768), (8, 384)])
+def test_mxfp4_experts_are_padded(tp, inner):
+    # vllm-project/vllm, vllm/model_executor/layers/fused_moe/oracle/mxfp4.py: 2880 // tp up to 128, hidden up to 256
+    op = ops(plan_of("gpt-oss-120b", arch="100a", tp=tp))["experts"]
+    assert (op.op, op.shape["hidden"], op.shape["intermediate"]) == ("trtllm_fp4_block_scale_moe", 3072, inner)
+    assert any("2880 → 3072" in note for note in op.notes)
+    assert "pads hidden sizes to 128" in found_by(op)  # sgl-project/sglang, srt/layers/quantization/mxfp4.py
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "arch", "inner"),
+    # vllm/model_executor/layers/quantization/utils/flashinfer_fp4_moe.py and flashinfer_utils.py, for 768 // 8 channels
+    [("NVFP4", "100a", 128), ("MXFP8", "100a", 128), ("FP8", "90a", 96)],
+)
+def test_experts_of_other_formats_are_padded(tmp_path, algorithm, arch, inner):
+    path = quantized(tmp_path, "Qwen3-30B-A3B", quant_algo=algorithm, ignore=["lm_head", "*.self_attn.*"])
+    op = ops(plan_of(path, arch=arch, tp=8))["experts"]
+    assert (op.shape["hidden"], op.shape["intermediate"]) == (2048, inner)
+
+
+def test_fp8_experts_are_padded_to_sixteen(tmp_path):
+    path = quantized(tmp_path, "tiny-moe", quant_algo="FP8")
+    config = {**json.loads((tmp_path / "config.json").read_text()), "moe_intermediate_size": 72}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert ops(plan_of(path, tp=2))["experts"].shape["intermediate"] == 48
+
+
+def test_experts_that_hold_no_whole_blocks_are_left_out_and_the_rest_is_planned():
+    # vllm/model_executor/layers/fused_moe/oracle/fp8.py, refine_fp8_moe_block_shape: only in 0.33
+    plan = plan_of("Qwen3-30B-A3B-FP8", arch="100a", tp=4)
+    assert "192 channels per rank, not whole" in reasons(plan)["experts"]
+    assert "Triton" in reasons(plan)["experts"]
+    assert ops(plan)["router"].shape == {"n": 128, "k": 2048}
+    assert ops(plan_of("Qwen3-30B-A3B-FP8", arch="100a", tp=4, ep=4))["experts"].shape["intermediate"] == 768
+
+
+def test_experts_write_the_model_s_dtype(tmp_path):
+    op = ops(plan_of(config_of(tmp_path, "tiny-moe", torch_dtype="float16"), ops=["experts"]))["experts"]
+    assert op.dtypes == {"a": "float16", "b": "float16", "out": "float16"}
+
+
+# --- backends: vllm/model_executor/kernels/linear/__init__.py; sglang srt/layers/quantization/fp4_utils.py, fp8_utils.py
+
+
+@pytest.mark.parametrize(("arch", "backend"), [("100a", "cute-dsl"), ("103a", "cute-dsl"), ("120f", "cutlass")])
+@pytest.mark.parametrize(("algorithm", "adapter"), [("NVFP4", "mm_fp4"), ("MXFP8", "mm_mxfp8")])
+def test_block_scaled_products_take_the_backend_that_servers_name(tmp_path, algorithm, adapter, arch, backend):
+    op = ops(plan_of(quantized(tmp_path, "Llama-3.1-8B", quant_algo=algorithm), arch=arch))["qkv"]
+    assert (op.op, op.backends) == (adapter, (backend,))
+    assert f"ask for the backend {backend}, and find its entries" in found_by(op)
+
+
+def test_another_backend_is_taken_and_said(tmp_path):
+    path = quantized(tmp_path, "Llama-3.1-8B", quant_algo="NVFP4")
+    op = ops(plan_of(path, arch="100a", backends={"mm_fp4": ["cudnn", "cutlass"]}))["qkv"]
+    assert op.backends == ("cudnn", "cutlass")
+    assert "they find no entry of these" in found_by(op)
+    with pytest.raises(PlanRefused, match="cute-dsl competes with no other"):
+        plan_of(path, arch="100a", backends={"mm_fp4": ["cute-dsl", "cutlass"]})
+
+
+def test_mxfp4_products_have_a_backend_that_takes_blocks_of_32(tmp_path):
+    group = {"weights": {"num_bits": 4, "type": "float", "group_size": 32}, "input_activations": {"num_bits": 4}}
+    quantization = {"quant_method": "compressed-tensors", "config_groups": {"a": {"targets": ["Linear"], **group}}}
+    path = config_of(tmp_path, "Llama-3.1-8B", quantization_config=quantization)
+    assert ops(plan_of(path, arch="100a"))["qkv"].backends == ("cute-dsl",)
+    there = ops(plan_of(path, arch="120f"))["qkv"]
+    assert there.backends == ("cudnn",)
+    assert "they find no entry of these" in found_by(there)
+    refused = plan_of(path, arch="120f", backends={"mm_fp4": ["cutlass"]})
+    assert "no blocks of 32" in reasons(refused)["qkv"]
+
+
+# --- who finds them
+
+
+@pytest.mark.parametrize(
+    ("model", "arch", "op", "said"),
+    [
+        ("Llama-3.1-8B", "90a", "qkv", "no server finds these entries"),
+        ("Llama-3.1-8B", "100a", "qkv", "no server finds these entries"),
+        ("Llama-3.1-8B", "89", "qkv", "none below compute capability 9.0"),
+        ("Llama-3.3-70B-FP8", "90a", "qkv", "SGLang (0.5.23) finds these entries with a modelopt FP8 checkpoint; vLLM"),
+        ("Llama-3.3-70B-FP8", "100a", "qkv", "vLLM (0.28, 0.33) finds these entries"),
+        ("Mixtral-8x7B", "90a", "experts", "--moe-backend flashinfer_cutlass (its choice here is Triton)"),
+        ("Mixtral-8x7B", "100a", "experts", "its choice here is trtllm_bf16_moe, which has no adapter"),
+        ("Mixtral-8x7B", "110a", "experts", "does not take this op on compute capability 11.0"),
+        ("Mixtral-8x7B", "120f", "experts", "which it chooses itself without data parallelism"),
+        ("DeepSeek-V3", "100a", "experts", "SGLang (0.5.23) lays them out otherwise under the same key"),
+    ],
+)
+def test_the_plan_says_which_server_finds_an_op(model, arch, op, said):
+    assert said in found_by(ops(plan_of(model, arch=arch))[op])
+
+
+def test_a_router_that_vllm_keeps_to_itself(tmp_path):
+    config = {**find_model("DeepSeek-V3").config, "model_type": "deepseek_v2"}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert "chosen experts, not router logits" in found_by(ops(plan_of(str(path), arch="100a"))["experts"])
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [{"quant_method": "fp8", "activation_scheme": "dynamic"}, {"quant_method": "fbgemm_fp8"}],
+)
+def test_activations_scaled_per_token_are_left_out(tmp_path, quantization):
+    for base, part in (("Llama-3.1-8B", "qkv"), ("Mixtral-8x7B", "experts")):
+        plan = plan_of(config_of(tmp_path, base, quantization_config=quantization), arch="100a")
+        assert "takes one scale" in reasons(plan)[part]
