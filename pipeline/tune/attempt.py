@@ -6,6 +6,7 @@ starts the ranks again and tells them to leave that tactic out at that bucket. S
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -37,6 +38,7 @@ class Attempt:
         """What tells this tactic at this profile from all others."""
         return identity(self.custom_op, self.runner, self.tactic, self.profile)
 
+    @functools.cached_property  # judging says one and the same before each of its samples
     def fits(self) -> dict[str, Any] | None:
         """As a JSON value that a step file has room for; None where it has not."""
         value = asdict(self)

@@ -24,9 +24,10 @@ UNTUNED = (3, 5, 7, 12, 24, 40, 48, 96, 160, 200, 384, 640, 900, 1100, 1700, 230
 
 
 def _pair(question: Any, mine: Any, other: Any, device: Any, rounds: int, tokens: int) -> dict[str, Any]:
+    from pipeline.tune.judging.bench import Untold
     from pipeline.tune.judging.benches import bench
 
-    trial = bench([question], [other, mine], device, lambda _: None, tokens)
+    trial = bench([question], [other, mine], device, Untold(), tokens)
     if trial.failed:
         return {"failed": dict(trial.failed)}
     times = trial.rounds([0, 1], rounds)

@@ -30,11 +30,11 @@ def told(rounds: Any) -> list[float]:
 
 def one_key(question: Any, tactic: int, device: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Everything about one key."""
-    from pipeline.tune.judging.bench import DEFAULT, Candidate
+    from pipeline.tune.judging.bench import DEFAULT, Candidate, Untold
     from pipeline.tune.judging.benches import bench
 
     def make() -> Any:
-        return bench([question], [DEFAULT, Candidate(0, tactic)], device, lambda _: None, 1)  # 1: one state at a time
+        return bench([question], [DEFAULT, Candidate(0, tactic)], device, Untold(), 1)  # 1: one state at a time
 
     trial = make()
     if trial.failed:

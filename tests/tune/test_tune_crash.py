@@ -4,14 +4,16 @@ go on.
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tune_harness import Done, Tuner, error_line, read_manifest, write_plan
+from tune_harness import FAULTS, Done, Tuner, error_line, read_manifest, write_plan
 
 from pipeline.cache.store import check_root
 from pipeline.contract.plan import Plan
@@ -82,13 +84,32 @@ def test_a_crash_while_proving_is_found_too(tuner: Tuner, make_plan: Callable[..
     assert all(one["reason"].endswith("ended with 3") for one in rows)
 
 
-def test_a_hang_while_judging_is_found_too(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    ["hanging_in_judging", pytest.param("hanging_in_rounds", marks=pytest.mark.once)],
+    ids=["while a candidate is prepared", "in the rounds"],
+)
+def test_a_hang_while_judging_is_found_too(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, fault: str
+) -> None:
     plan = replace(make_plan(), ops=make_plan().ops[1:])
-    done = tune(tuner, plan, tmp_path, "hanging_in_judging", "--judge", "on", rank="*", timeout=6)
+    done = tune(tuner, plan, tmp_path, fault, "--judge", "on", rank="*", timeout=6)
     assert done.status == 0, done.stderr
     (row,) = blocked(tmp_path / "out")
     assert (row["op"], row["bucket"], row["tactic"]) == ("narrow", 16, ["upcast", "nk", 0, 0, 1])
     assert re.fullmatch(r"did not return within \d+ s on rank 1", row["reason"])
+
+
+@pytest.mark.once
+def test_a_hang_in_the_rounds_of_a_gpu_is_named_while_it_is_waited_for(tuner: Tuner) -> None:
+    """Of five samples: the untimed default, the candidates 0 and 1, then 1 and 0. None is named between launches."""
+    named = {"0:0": [0], "2:0": [0, 0, 1], "3:3": [1], "4:2": [1, 1, 0]}
+    words = [tuner.python, str(FAULTS.parent / "hanging_sample.py"), *named]
+    done = subprocess.run(words, env=tuner.environment(), capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for told, numbers in zip(json.loads(done.stdout), named.values(), strict=True):
+        waited = [word for number in numbers for word in (number, "waited")]
+        assert told == ["launched"] * 5 + waited[:-1] + ["hung"]
 
 
 @pytest.mark.once

@@ -21,7 +21,7 @@ ATTEMPT = Attempt("bf16_gemm", "Runner", [1, "x"], [[16, 8], [4, 8]], 16)
 
 
 def state(status: int | None, *, trying: bool = True, failure: RankFailure | None = None) -> RankState:
-    step = RankStep(1, 2, "", step="tuning qkv", op=1, trying=ATTEMPT.fits() if trying else None)
+    step = RankStep(1, 2, "", step="tuning qkv", op=1, trying=ATTEMPT.fits if trying else None)
     return RankState(1, step, "", 1.0, failure, status)
 
 

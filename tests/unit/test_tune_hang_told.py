@@ -21,7 +21,7 @@ TIMED_OUT = RankFailure(0, "collective", 6, "all_reduce failed: timed out")
 
 
 def state(rank: int, trying: Attempt | None = ONE, silent: float = 300.0, process: str = "R", **step: Any) -> RankState:
-    said = RankStep(rank, 2, "", step="tuning qkv", op=1, trying=trying.fits() if trying else None, **step)
+    said = RankStep(rank, 2, "", step="tuning qkv", op=1, trying=trying.fits if trying else None, **step)
     failure = TIMED_OUT if step.get("state") == "failed" else None
     return RankState(rank, said, process, silent, failure)
 

@@ -14,6 +14,10 @@ LIMIT, IDLE, BUSY = 700.0, 125.0, 870.0  # watts
 WINDOW = 75.0  # ms over which the simulated limiter averages
 
 
+class Hung(Exception):
+    """Where a process would stand for ever."""
+
+
 @dataclass
 class Gpu:
     """A stage whose clock falls when the mean power of the last `WINDOW` ms is above the limit.
@@ -25,6 +29,8 @@ class Gpu:
     now: float = 0.0
     work: list[tuple[float, float]] = field(default_factory=list)  # from, to
     asked: list[tuple[int, int, int]] = field(default_factory=list)
+    reached: list[int] = field(default_factory=list)
+    hangs: float = math.inf  # the sample that does not end, from 0
 
     def limited(self) -> bool:
         since = self.now - WINDOW
@@ -39,8 +45,13 @@ class Gpu:
         self.work.append((begin, self.now))
         return factor
 
+    def reach(self, number: int, mark: float) -> None:
+        self.reached.append(number)
+        if len(self.reached) > self.hangs:
+            raise Hung
+
     def wait(self) -> None:
-        pass
+        assert len(self.reached) == len(self.asked)
 
     def read(self, mark: float) -> float:
         return math.log(mark)
@@ -70,6 +81,19 @@ def test_the_simulated_gpu_would_notice() -> None:
     gpu = Gpu([1.0])
     marks = [gpu.queue(0, 0, 0) for _ in range(150)]
     assert marks[0] == 1.0 and marks[-1] == 1.3
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_the_sample_that_does_not_end_is_the_one_that_is_waited_for(both: bool) -> None:
+    whole = Gpu([6.0, 4.0])
+    power.rounds(whole, [0, 1, 2], 3, both=both, sleep=whole.sleep)
+    assert len(whole.asked) > 18  # those that are not timed too
+    for hangs, (number, _, _) in enumerate(whole.asked):
+        gpu = Gpu([6.0, 4.0], hangs=hangs)
+        with pytest.raises(Hung):
+            power.rounds(gpu, [0, 1, 2], 3, both=both, sleep=gpu.sleep)
+        assert gpu.reached[-1] == number
+        assert len(gpu.reached) == hangs + 1
 
 
 def test_one_state_alone_takes_no_pauses() -> None:

@@ -31,8 +31,28 @@ class Candidate:
     tactic: Any
 
 
-Trying = Callable[[Candidate | None], None]  # told a candidate before its first run, None when it has been run
 DEFAULT = Candidate(0, -1)  # what FlashInfer runs for a key that it does not know
+
+
+class Trying(Protocol):
+    """Notes which candidate is run, in case it ends this process or never returns."""
+
+    def now(self, number: int | None) -> None:
+        """The candidate at this place is run now; None: all have been."""
+
+    def often(self, numbers: Sequence[int]) -> Callable[[int], None]:
+        """The same for these in many short runs in a row, quickly."""
+
+
+class Untold:
+    """Nobody asks which candidate is run."""
+
+    def now(self, number: int | None) -> None:
+        """Say nothing."""
+
+    def often(self, numbers: Sequence[int]) -> Callable[[int], None]:  # noqa: ARG002
+        """Say nothing, often."""
+        return self.now
 
 
 class Bench(Protocol):
@@ -65,38 +85,42 @@ class CpuBench:
     """Wall-clock rounds of calls that block their caller."""
 
     def __init__(self, points: Sequence[Question], candidates: Sequence[Candidate], trying: Trying) -> None:
-        self._points, self._candidates = points, candidates
+        self._points, self._candidates, self._trying = points, candidates, trying
         self.failed: dict[int, str] = {}
         self._calls: list[int] = []
         for number, candidate in enumerate(candidates):
-            trying(candidate)
+            trying.now(number)
             try:
                 for point in points:
                     prepared(point, candidate)
                     run(point, point.inputs, candidate)
             except Exception as error:  # noqa: BLE001 - a tactic may fail in any way
                 self.failed[number] = words(error)
-        trying(None)
+        trying.now(0)
         for point in points:
             began = time.perf_counter()
             if 0 not in self.failed:
                 run(point, point.inputs, candidates[0])
             spent = (time.perf_counter() - began) * 1e3
             self._calls.append(max(1, min(CALLS, math.ceil(_CPU_MS / max(spent, 1e-3)))))
+        trying.now(None)
 
     def rounds(self, alive: Sequence[int], count: int, *, quick: bool = False) -> list[Round]:  # noqa: ARG002 - a CPU has one state
         """Time `count` rounds, forwards and backwards in turn."""
         found: list[Round] = []
+        trying = self._trying.often(alive)
         for turn in range(count):
             order = alive if turn % 2 == 0 else alive[::-1]
-            found.append({number: tuple(self._times(number)) for number in order})
+            found.append({number: self._times(number, trying) for number in order})
+        self._trying.now(None)
         return found
 
-    def _times(self, number: int) -> list[float]:
+    def _times(self, number: int, trying: Callable[[int], None]) -> tuple[float, ...]:
+        trying(number)  # what came back once may not come back now
         times: list[float] = []
         for point, calls in zip(self._points, self._calls, strict=True):
             began = time.perf_counter()
             for _ in range(calls):
                 run(point, point.inputs, self._candidates[number])
             times.append(math.log(max(1e-9, (time.perf_counter() - began) * 1e3 / calls)))
-        return times
+        return tuple(times)

@@ -78,7 +78,7 @@ class Court:
         turn, session = Turn(time.monotonic()), self.session
         candidates = self._candidates(where[1], points[0])
         hearing = Hearing(
-            session.tuner, session.device, self.budget, self.gather, where, points, turn, session.jury
+            session.ranks.steps, session.device, self.budget, self.gather, where, points, turn, session.jury
         )  # fmt: skip
         sittings, failed, error = hearing.hold(candidates, self.session.ranks.steps.tick)
         self.budget.take(turn.elapsed, clear=turn.clear or bool(error))

@@ -50,20 +50,22 @@ class GpuBench:
         both: bool,
     ) -> None:
         self._points, self._candidates, self._device, self._both = points, candidates, device, both
+        self._trying = trying
         self.failed: dict[int, str] = {}
         copies = _Copies(device)
         self._sets = copies.sets(points)
         self._pool = torch.cuda.graph_pool_handle()
+        trying.now(0)
         taken = [self._taken(point, inputs) for point, inputs in zip(points, self._sets[0], strict=True)]
         self._calls = [_calls(ms, len(inputs)) for ms, inputs in zip(taken, self._sets[0], strict=True)]
         self.ms: Sequence[float] = [ms * calls for ms, calls in zip(taken, self._calls, strict=True)]
         self._graphs: dict[int, list[list[torch.cuda.CUDAGraph]] | None] = {}
-        for number, candidate in enumerate(candidates):
-            trying(candidate)
+        for number in range(len(candidates)):
+            trying.now(number)
             self._add(number)
             if number == 0 and 0 in self.failed:
                 break
-        trying(None)
+        trying.now(None)
 
     def rounds(self, alive: Sequence[int], count: int, *, quick: bool = False) -> list[Round]:
         """Whole rounds between events, at rest and then under load; `quick`, or where that is alike, at rest alone."""
@@ -84,9 +86,21 @@ class GpuBench:
         end.record()
         return Sample(begin, end, calls)
 
+    def reach(self, number: int, mark: Sample) -> None:
+        """Until a sample has ended; which candidate's it is that is waited for is said before.
+
+        Samples end in the order in which they were begun, so the first that has not ended is the one that is running.
+        Nothing is said while they are begun: a launch that has to wait, because the device takes no more of them
+        behind a tactic that does not return, names none.
+        """
+        if not mark.end.query():
+            self._trying.now(number)
+            mark.end.synchronize()
+
     def wait(self) -> None:
         """Until the device has nothing left to do."""
         torch.cuda.synchronize(self._device)
+        self._trying.now(None)
 
     def read(self, mark: Sample) -> float:
         """ln(milliseconds) of one call."""

@@ -16,7 +16,8 @@ import torch
 
 from pipeline.tune import flashinfer_api
 from pipeline.tune.attempt import Attempt
-from pipeline.tune.tuner import ObservedTuner, Question
+from pipeline.tune.steps import Steps
+from pipeline.tune.tuner import Question
 
 from . import rule
 from .bench import Bench, Candidate
@@ -31,13 +32,29 @@ _WITHIN, _LEADERS = 0.04, 8  # how near to the fastest a candidate must be, and 
 
 
 @dataclass(frozen=True)
+class Told:
+    """The candidates of a bench as the rank's step file has them."""
+
+    steps: Steps
+    attempts: Sequence[Attempt]
+
+    def now(self, number: int | None) -> None:
+        """As `Trying` has it."""
+        self.steps.attempt(None if number is None else self.attempts[number])
+
+    def often(self, numbers: Sequence[int]) -> Callable[[int], None]:
+        """As `Trying` has it."""
+        return self.steps.attempts({number: self.attempts[number] for number in numbers})
+
+
+@dataclass(frozen=True)
 class Hearing:
     """One key at the token counts of `points`, which its entry answers; the first is the bucket.
 
     `where` is the op's index in the plan, the bucket, and which of the entries that answer there.
     """
 
-    tuner: ObservedTuner
+    steps: Steps
     device: torch.device
     budget: Budget
     gather: Gather
@@ -142,10 +159,11 @@ class Hearing:
 
     def _build(self, candidates: Sequence[Candidate]) -> tuple[Bench | None, str, dict[int, str]]:
         """A bench; why some rank has none; which candidates failed on some rank."""
-        trial, error, began = None, "", time.monotonic()
+        trial, error, began, told = None, "", time.monotonic(), self._told(candidates)
         try:
-            trial = bench(self.points, candidates, self.device, self._trying, self.where[1])
+            trial = bench(self.points, candidates, self.device, told, self.where[1])
         except Exception as failure:  # noqa: BLE001 - no memory for the copies, for one
+            told.now(None)
             error = f"{type(failure).__name__}: {failure}"
         said = self.gather((error, dict(trial.failed) if trial else {}, time.monotonic() - began))
         self.budget.building = max(seconds for _, _, seconds in said)
@@ -153,15 +171,13 @@ class Hearing:
         failed = {number: why for _, one, _ in said for number, why in one.items()}
         return trial, next((one for one, _, _ in said if one), ""), failed
 
-    def _trying(self, candidate: Candidate | None) -> None:
-        """Say which candidate is run, in case it ends this process."""
-        if candidate is None:
-            self.tuner.tried(None)
-            return
-        question = self.points[0]
-        runner = type(question.runners[candidate.runner]).__name__
-        tactic = flashinfer_api.tactic_json(candidate.tactic)
-        self.tuner.tried(Attempt(question.custom_op, runner, tactic, question.lookup.profile, self.where[1]))
+    def _told(self, candidates: Sequence[Candidate]) -> Told:
+        first, found = self.points[0], []
+        for one in candidates:
+            runner = type(first.runners[one.runner]).__name__
+            tactic = flashinfer_api.tactic_json(one.tactic)
+            found.append(Attempt(first.custom_op, runner, tactic, first.lookup.profile, self.where[1]))
+        return Told(self.steps, found)
 
     def _together(self, trial: Bench, alive: list[int], count: int, *, quick: bool = False) -> list[rule.Round]:
         """Everybody's rounds as one: the mean of the logarithmic times over the ranks."""

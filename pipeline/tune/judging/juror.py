@@ -26,7 +26,7 @@ from pipeline.tune.planfile import read_plan
 from pipeline.tune.tied import tie
 from pipeline.tune.tuner import ObservedTuner, Question
 
-from .bench import Bench, Candidate
+from .bench import Bench, Candidate, Untold
 from .benches import bench
 from .questions import questions
 
@@ -65,7 +65,7 @@ class Juror:
             return {RELEASE: True}
         self._take(int(asked["op"]), int(asked["bucket"]), int(asked["entry"]))
         wanted = [Candidate(int(r), flashinfer_api.tactic_of(tactic)) for r, tactic in asked["candidates"]]
-        trial = bench(self.points, wanted, self.device, lambda _: None, self.key[1])
+        trial = bench(self.points, wanted, self.device, Untold(), self.key[1])
         if trial.failed:
             number, why = next(iter(trial.failed.items()))
             return {"error": f"candidate {number} failed: {why}"}

@@ -37,35 +37,43 @@ class Stage(Protocol[Mark]):
     def queue(self, number: int, place: int, turn: int) -> Mark:
         """Begin a sample of a candidate at a point, after all that were begun before."""
 
+    def reach(self, number: int, mark: Mark) -> None:
+        """Until a sample of this candidate has ended, and with it all that were begun before."""
+
     def wait(self) -> None:
-        """Until all samples have ended."""
+        """Until nothing is left to do."""
 
     def read(self, mark: Mark) -> float:
         """ln(milliseconds) of one call in a sample that has ended."""
 
 
 class _Timer(Generic[Mark]):
-    """Rounds on a stage; what is queued first meets an idle device and would be charged for its launch: not timed."""
+    """Rounds on a stage; what is queued first meets an idle device and would be charged for its launch: not timed.
+
+    Samples are waited for one by one, so that the stage can say which one it is that does not end; those that are not
+    timed too, since a later one would be taken for them.
+    """
 
     def __init__(self, stage: Stage[Mark], alive: Sequence[int], sleep: Callable[[float], None]) -> None:
         self._stage, self._alive, self._sleep = stage, alive, sleep
         self._points = [ms * len(alive) for ms in stage.ms]  # what a round takes at each point
+        self._begun: list[tuple[int, Mark]] = []  # since the last wait
 
     def at_rest(self, count: int, *, cool: bool) -> list[Round]:
         """Rounds on a device that is never loaded for long where it must stay `cool`."""
         if cool:
-            self._stage.wait()
+            self._wait()
             self._sleep(COOL)
-        self._stage.queue(0, 0, 0)
+        self._begin(0, 0, 0)
         marks: list[dict[int, list[Mark]]] = []
         burst = 0.0
         for turn in range(count):
             marks.append({number: [] for number in self._order(turn)})
             for place, takes in enumerate(self._points):
                 if cool and burst and burst + takes > BURST:
-                    self._stage.wait()
+                    self._wait()
                     self._sleep(burst * PAUSE / 1e3)
-                    self._stage.queue(0, place, turn)
+                    self._begin(0, place, turn)
                     burst = 0.0
                 self._queue(marks[-1], place, turn)
                 burst += takes
@@ -86,10 +94,21 @@ class _Timer(Generic[Mark]):
 
     def _queue(self, marks: dict[int, list[Mark]], place: int, turn: int) -> None:
         for number, own in marks.items():
-            own.append(self._stage.queue(number, place, turn))
+            own.append(self._begin(number, place, turn))
+
+    def _begin(self, number: int, place: int, turn: int) -> Mark:
+        mark = self._stage.queue(number, place, turn)
+        self._begun.append((number, mark))
+        return mark
+
+    def _wait(self) -> None:
+        for number, mark in self._begun:
+            self._stage.reach(number, mark)
+        self._begun.clear()
+        self._stage.wait()
 
     def _read(self, marks: Sequence[dict[int, list[Mark]]]) -> list[Round]:
-        self._stage.wait()
+        self._wait()
         return [{number: tuple(map(self._stage.read, own)) for number, own in one.items()} for one in marks]
 
 

@@ -416,17 +416,30 @@ def hanging_tactic():
 
 def hanging_in_judging():
     """The one tactic that is fast hangs on rank 1, but not where it is measured."""
+    _hanging_where_judged(0)
+
+
+def hanging_in_rounds():
+    """As above, but only in rounds: it has come back where its bench is made."""
+    _hanging_where_judged(1)
+
+
+def _hanging_where_judged(after):
     _one_is_fast()
 
     def change(module):
-        real = module.run
+        real, rounds, seen = module.run, module.CpuBench.rounds, [0]
 
         def run(point, inputs, candidate):
-            here = os.environ["RANK"] == "1" and len(inputs[0]) == 16
+            here = os.environ["RANK"] == "1" and len(inputs[0]) == 16 and seen[0] >= after
             _hang(here and candidate.tactic == ("upcast", "nk", 0, 0, 1))
             real(point, inputs, candidate)
 
-        module.run = run
+        def counted(self, *words, **more):
+            seen[0] += len(self._points[0].inputs[0]) == 16
+            return rounds(self, *words, **more)
+
+        module.run, module.CpuBench.rounds = run, counted
 
     _after("pipeline.tune.judging.bench", change)
 
