@@ -17,6 +17,7 @@ from pipeline.contract.places import CACHE_FILE
 
 from . import flashinfer_api
 from .agreement import Held, RankResult, merge
+from .alike import how_many_more, told, with_other_keys
 from .coverage import CoverageMissing, cover
 from .cpu_shim import SUBSTITUTIONS
 from .doubts import doubtful
@@ -40,8 +41,13 @@ def settle(session: Session) -> dict[str, tuple[int, ...]]:
     name = session.strategy.name
     everyone = holders(session.plan, ranks.world) if name in (SYNCHRONIZED, INDEPENDENT) else None
     union, owners = merge(results, everyone, _HINTS.get(name, "nothing was saved; the ranks did not tune in step"))
-    session.facts = [{**fact, "entries": len(r.entries)} for fact, r in zip(session.facts, results, strict=True)]
-    flashinfer_api.replace_entries(session.tuner, union)
+    session.facts = [
+        {**fact, "entries": len(r.entries) + how_many_more(r.entries)}
+        for fact, r in zip(session.facts, results, strict=True)
+    ]
+    note = told(how_many_more(union))
+    session.notes += [note] if note else []
+    flashinfer_api.replace_entries(session.tuner, with_other_keys(union, owners))
     return owners
 
 

@@ -86,6 +86,33 @@ def test_layers_whose_keys_collide_are_told(tuner: Tuner) -> None:
     assert (new, alone) == ([], [])
 
 
+def test_the_other_keys_of_fp8_products_are_those_that_flashinfer_writes(tuner: Tuner) -> None:
+    script = (
+        "import json\n"
+        "import torch\n"
+        "from flashinfer.autotuner import AutoTuner\n"
+        "from flashinfer.gemm import gemm_base\n"
+        "from pipeline.tune.alike import other_keys\n"
+        "config = gemm_base._FP8_GEMM_SM100_TUNING_CONFIG\n"
+        "extras = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.bfloat16)\n"
+        "def key(scale):\n"
+        "    shapes = ((1, 7, 64), (1, 64, 32), scale, scale, (1, 7, 32), (32 << 20,))\n"
+        "    return AutoTuner._get_cache_key('fp8_gemm', object(), shapes, config, extras).file_key\n"
+        "print(json.dumps([other_keys(key(())), [key((1,))], other_keys(key((1,)))]))\n"
+    )
+    done = subprocess.run(
+        [tuner.python, "-c", script],
+        env={**tuner.environment(), **ARCH},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    others, written, none = json.loads(done.stdout.splitlines()[-1])
+    assert others == written
+    assert none == []
+
+
 def test_a_gpu_plan_is_refused_where_there_is_no_gpu(tuner: Tuner, make_plan: Any, tmp_path: Path) -> None:
     from tune_harness import write_plan
 
