@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pipeline.cache.finding import shown
+
 from .problems import Problems
 
 # model_type values whose layers are laid out as `parts.py` assumes; for any other a plan would be a guess.
@@ -12,6 +14,7 @@ DENSE = ("llama", "mistral", "qwen2", "qwen3")
 DTYPES = ("bfloat16", "float16", "float32")
 LARGEST_SIZE = 1 << 24
 MOST_LAYERS = 4096
+_SHOWN = 60  # characters of a config's value in a message
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,11 @@ class Facts:
     parts_left_out: tuple[str, ...] = ()
 
 
+def _told(value: object) -> str:
+    """A config's value in a message, however long it is."""
+    return shown(repr(value), _SHOWN)
+
+
 class _Reader:
     """Reads sizes of one config and notes what is missing or wrong; a wrong size reads as 1."""
 
@@ -99,21 +107,21 @@ class _Reader:
         if value is None:
             self.problems.add(f"config.json: {name} is missing", "is this the config.json of a language model?")
         else:
-            self.problems.add(f"config.json: {name} is {value!r}, not a whole number from {least} to {most}")
+            self.problems.add(f"config.json: {name} is {_told(value)}, not a whole number from {least} to {most}")
         return max(1, least)
 
     def indices(self, name: str) -> frozenset[int]:
         value = self.config.get(name) or ()
         if isinstance(value, (list, tuple)) and all(type(i) is int for i in value):
             return frozenset(value)
-        self.problems.add(f"config.json: {name} is {value!r}, not a list of layer numbers")
+        self.problems.add(f"config.json: {name} is {_told(value)}, not a list of layer numbers")
         return frozenset()
 
 
 def _dtype(config: Mapping[str, object], problems: Problems) -> str:
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix("torch.")
     if dtype not in DTYPES:
-        problems.add(f"config.json: torch_dtype is {dtype!r}", f"known: {', '.join(DTYPES)}")
+        problems.add(f"config.json: torch_dtype is {_told(dtype)}", f"known: {', '.join(DTYPES)}")
     return dtype
 
 
@@ -177,7 +185,8 @@ def read_facts(name: str, config: Mapping[str, object], problems: Problems) -> F
     family = str(config.get("model_type", ""))
     if family not in KNOWN:
         problems.add(
-            f"config.json: model_type {family!r} is not one that can be planned", f"known: {', '.join(sorted(KNOWN))}"
+            f"config.json: model_type {_told(family)} is not one that can be planned",
+            f"known: {', '.join(sorted(KNOWN))}",
         )
     read = _Reader(config, problems)
     layers = read.size("num_hidden_layers", most=MOST_LAYERS)

@@ -50,7 +50,7 @@ def _load(path: Path) -> Mapping[str, Any]:
         raise ModelUnreadable(
             f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}", hint="download the model's config.json again"
         ) from None
-    except (UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # not UTF-8, a number of thousands of digits, nested too deep
         raise ModelUnreadable(f"{path}: not JSON text", hint="MODEL takes a config.json, not weights") from None
     except OSError as error:
         raise ModelUnreadable(

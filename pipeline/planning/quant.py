@@ -13,6 +13,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+from pipeline.cache.finding import shown
+
 from .problems import Problems
 
 
@@ -57,7 +59,7 @@ MXFP8 = Scheme(Kind.MXFP8, (1, 32))
 
 def other(label: str) -> Scheme:
     """A scheme that no FlashInfer op takes, by the name that the config gives it."""
-    return Scheme(Kind.OTHER, label=label)
+    return Scheme(Kind.OTHER, label=shown(label, 60))
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,9 @@ def read_quantization(config: Mapping[str, object], problems: Problems) -> Quant
         try:
             _ = Modules((pattern,)).expressions
         except re.error as error:
-            problems.add(f"config.json: quantization_config names {pattern!r}, which is no expression: {error}")
+            problems.add(
+                f"config.json: quantization_config names {shown(repr(pattern), 60)}, which is no expression: {error}"
+            )
     if problems.found:
         return Quantization()
     listed = Modules(tuple(ignored))

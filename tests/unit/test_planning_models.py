@@ -136,6 +136,7 @@ def test_quantization_beside_config_is_read(tmp_path):
         (b'{"a":\n ,}', r"config.json:2:2: not JSON"),
         (b"\xff\xfe\x00", "not JSON"),
         (b"[" * 100_000, "not JSON"),
+        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "not JSON"),
         (b"[]", "no JSON object"),
         (b" " * (9 << 20), "too large"),
     ],

@@ -363,6 +363,15 @@ def test_odd_configs_are_refused_or_planned(tmp_path_factory, base, data):
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
+@pytest.mark.parametrize("name", ["hidden_size", "model_type", "torch_dtype", "vocab_size", "moe_layer_freq"])
+def test_a_long_value_is_told_in_short(tmp_path, name):
+    with pytest.raises(PlanRefused) as caught:
+        plan_of(config_of(tmp_path, "DeepSeek-V3", **{name: "x" * 10_000}))
+    lines = [str(caught.value), *caught.value.details]
+    assert any(name in line for line in lines)
+    assert max(map(len, lines)) < 400
+
+
 def test_seeded_shuffle_of_options_changes_nothing():
     names = ["bf16_gemm", "fp8_gemm", "fp4_gemm"]
     digests = set()
