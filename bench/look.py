@@ -13,6 +13,7 @@ import time
 
 from bench.measure import say
 from pipeline.engine import connect, ensure
+from pipeline.engine.look import Look
 from pipeline.image.identity import identify
 
 RUNS = 3
@@ -21,19 +22,19 @@ RUNS = 3
 def main() -> None:
     """Measure both in turn; what they say must be the same."""
     engine, image = ensure(), os.environ.get("IMAGE", "")
-    if not engine.peekable or not image:
+    if engine.look is not Look.PUSHED or not image:
         say("not measured", "IMAGE must name an image of a local engine that has the containerd store")
         return
-    taken: dict[bool, list[float]] = {False: [], True: []}
+    taken: dict[Look, list[float]] = {Look.EXPORTED: [], Look.PUSHED: []}
     with contextlib.closing(connect(engine)) as client:
         seen = set()
         for _ in range(RUNS):
-            for peekable, seconds in taken.items():
+            for look, seconds in taken.items():
                 began = time.perf_counter()
-                seen.add(identify(client, image, count=1, containerd_store=True, peekable=peekable))
+                seen.add(identify(client, image, count=1, look=look))
                 seconds.append(time.perf_counter() - began)
     if len(seen) != 1:
         sys.exit(f"they differ: {seen}")
-    for what, seconds in (("export", taken[False]), ("push to ourselves", taken[True])):
+    for what, seconds in (("export", taken[Look.EXPORTED]), ("push to ourselves", taken[Look.PUSHED])):
         low, high = min(seconds), max(seconds)
         say(what, f"{statistics.median(seconds):.2f} s (min {low:.2f}, max {high:.2f}, n={RUNS})")

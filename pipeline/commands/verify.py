@@ -27,6 +27,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from pipeline.contract.errors import UsageError
     from pipeline.contract.files import write_json
     from pipeline.engine import ensure
+    from pipeline.engine.look import Look
     from pipeline.image.device import read_processor
     from pipeline.image.facts import probe
     from pipeline.image.flow import how_to_verify
@@ -45,7 +46,8 @@ def execute(arguments: argparse.Namespace) -> int:
         _, gpus = probe(client, arguments.image, offer) if offer.access != "none" else (None, offer)
         processor = read_processor(client, arguments.image, local=engine.local)
         how = how_to_verify(engine, gpus, processor, float(arguments.startup_max_wait))
-        verdict = verify(client, arguments.image, replace(how, level=arguments.level, deep=arguments.deep))
+        look = Look.EXPORTED if arguments.deep else how.look
+        verdict = verify(client, arguments.image, replace(how, level=arguments.level, look=look))
     if arguments.out is not None:
         write_json(arguments.out, verdict.to_json())
     if arguments.json:

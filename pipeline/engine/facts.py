@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .look import Look
+
 _GO_NAMES = {"x86_64": "amd64", "aarch64": "arm64"}  # /info has uname's names, images have Go's
 OLDEST = 23  # the first major version whose built-in Dockerfile frontend takes named contexts
 
@@ -66,9 +68,13 @@ class Engine:
         return self.host.startswith("unix://")
 
     @property
-    def peekable(self) -> bool:
-        """Whether it may push to a server of ours on 127.0.0.1 (rootless, its loopback is another), blob by blob."""
-        return self.containerd_store and self.local and not self.rootless
+    def look(self) -> Look:
+        """How images are looked at: the containerd store pushes to a server of ours on 127.0.0.1, blob by blob, where
+        that is its own loopback too (not so rootless).
+        """
+        if not self.containerd_store:
+            return Look.ASKED
+        return Look.PUSHED if self.local and not self.rootless else Look.EXPORTED
 
     def environment(self) -> dict[str, str]:
         """What a docker CLI needs in its environment to talk to this engine and no other (empty counts as unset)."""

@@ -168,8 +168,7 @@ def how_to_verify(engine: Engine, gpus: Gpus, processor: Mapping[str, Any], max_
     return How(
         level="replay",
         max_wait=max_wait,
-        containerd_store=engine.containerd_store,
-        peekable=engine.peekable,
+        look=engine.look,
         present=lambda manifest: is_present(manifest, processor=processor, gpus=names),
         gpus=gpus,
     )

@@ -2,7 +2,7 @@
 
 The classic store names an image by its config digest and tells each layer's content size. The containerd store names
 it by its manifest and tells the space on disk instead. There the engine is made to show manifest, configuration and the
-last layers by a push to ourselves, where that can be; else, and with `deep`, its export is read.
+last layers by a push to ourselves, where that can be; else its export is read (`Look`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from pipeline.engine.look import Look
 
 from .peek import peek
 from .saved import read_saved, saved_of
@@ -37,15 +39,10 @@ def _says_nothing_but_metadata(step: Mapping[str, Any]) -> bool:
     return str(step.get("Comment", "")).startswith("buildkit") and said.startswith(_METADATA) and not int(step["Size"])
 
 
-def identify(
-    client: DockerClient, image: str, *, count: int, containerd_store: bool, peekable: bool = False, deep: bool = False
-) -> Identity:
-    """Identify an image and its last `count` layers, topmost first; `deep` reads the export, slow for large images.
-
-    `peekable`: whether the engine can push to a server of this process (`Engine.peekable`).
-    """
-    if containerd_store or deep:
-        small = peek(client, image, count=count) if peekable and not deep else None
+def identify(client: DockerClient, image: str, *, count: int, look: Look) -> Identity:
+    """Identify an image and its last `count` layers, topmost first. Where a push shows nothing, the export does."""
+    if look is not Look.ASKED:
+        small = peek(client, image, count=count) if look is Look.PUSHED else None
         saved = saved_of(small, image, count=count) if small else read_saved(client, image, count=count)
         return Identity(saved.config_digest, saved.diff_ids, None, saved.last)
     found = client.images.get(image)

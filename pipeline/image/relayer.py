@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import BuildError
+from pipeline.engine.look import Look
 
 from .buildkit import Builder, Stage
 from .peek import peek
@@ -70,13 +71,10 @@ def changed_config(
 
 def relayer(
     client: DockerClient, image: str, *, drop: int, layers: Sequence[bytes], labels: Mapping[str, str], said: str,
-    peekable: bool = False,
+    look: Look,
 ) -> str:  # fmt: skip
-    """Make an image from `image` without its last `drop` layers and with `layers`; return its id. It has no name.
-
-    `peekable`: whether the engine can push to a server of this process (`Engine.peekable`).
-    """
-    files = (peek(client, image, count=0) if peekable else None) or small_files(client, image)
+    """Make an image from `image` without its last `drop` layers and with `layers`; return its id. It has no name."""
+    files = (peek(client, image, count=0) if look is Look.PUSHED else None) or small_files(client, image)
     try:
         listed = json.loads(files["manifest.json"])[0]
         config = json.loads(files[listed["Config"]])

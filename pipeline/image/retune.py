@@ -168,9 +168,7 @@ def _own(client: DockerClient, engine: Engine, image: str, root: Path) -> tuple[
             f"{image} holds no tuned cache", hint="`pipeline image MODEL BASE_IMAGE=…` tunes on top of it for a model"
         )
     own = own_keys(client, image, stored)
-    identity = identify(
-        client, image, count=len(own), containerd_store=engine.containerd_store, peekable=engine.peekable
-    )
+    identity = identify(client, image, count=len(own), look=engine.look)
     findings += list(strangers(identity, own))
     if findings:
         raise ImageDamaged(
@@ -248,7 +246,7 @@ def _change(
                 layers.append(layer_of(client, builder, stage_key(one, Path(temporary) / "tuned")))
         said = f"COPY / / # tuned cache, by pipeline {'retune' if drop else 'graft'}"
         labels = key_labels(all_keys)
-        made = relayer(client, image, drop=drop, layers=layers, labels=labels, said=said, peekable=engine.peekable)
+        made = relayer(client, image, drop=drop, layers=layers, labels=labels, said=said, look=engine.look)
     try:
         verdict = verify(client, made, how)
         if verdict.result != "pass":

@@ -36,6 +36,7 @@ from .modulecheck import module_findings
 
 if TYPE_CHECKING:
     from docker import DockerClient
+    from pipeline.engine.look import Look
 
 _ANYBODY = "65532:65532"  # a user that no image knows: no name, no home
 
@@ -88,11 +89,9 @@ class How:
 
     level: Level
     max_wait: float
-    containerd_store: bool
+    look: Look
     present: Callable[[Manifest], bool]
     gpus: Gpus = NO_GPUS
-    deep: bool = False
-    peekable: bool = False
 
 
 def check_present(client: DockerClient, image: str) -> None:
@@ -121,9 +120,7 @@ def verify(client: DockerClient, image: str, how: How) -> Verdict:
             keys = _keys(client, image, Path(temporary) / "root", sheet)
         own = own_keys(client, image, keys)
         count = max(1, len(own))
-        identity = identify(
-            client, image, count=count, containerd_store=how.containerd_store, peekable=how.peekable, deep=how.deep
-        )
+        identity = identify(client, image, count=count, look=how.look)
         if own:
             sheet.findings += strangers(identity, own)
         manifests = [(stored, stored.manifest) for stored in keys if stored.manifest is not None]

@@ -97,8 +97,7 @@ def test_the_cache_layer_is_the_same_on_both_stores(
         before = inventory(other)
         # From here on without the export: the classic store names sizes, the containerd store pushes to us.
         monkeypatch.setattr("pipeline.image.saved.small_files", None)
-        how = {"count": 1, "containerd_store": fresh.containerd_store, "peekable": fresh.peekable}
-        good, bad = (identify(other, one.image_id, **how) for one in (image, worse))
+        good, bad = (identify(other, one.image_id, count=1, look=fresh.look) for one in (image, worse))
         assert inventory(other) == before
     assert (good.config_digest, good.diff_ids) == (saved.config_digest, saved.diff_ids)
     assert good.names == (saved.last if fresh.containerd_store else None)
@@ -125,11 +124,12 @@ def test_a_look_shows_what_the_export_holds_and_leaves_nothing(
     fresh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pipeline.engine import connect
+    from pipeline.engine.look import Look
     from pipeline.image import peek as module
     from pipeline.image.relayer import relayer
     from pipeline.image.saved import read_saved, saved_of
 
-    assert fresh.peekable == fresh.containerd_store
+    assert (fresh.look is Look.PUSHED) == fresh.containerd_store
     if not fresh.containerd_store:
         return  # it has no blobs to push: each push would compress the whole image
     (tmp_path / "a").write_bytes(os.urandom(50_000))
@@ -149,8 +149,8 @@ def test_a_look_shows_what_the_export_holds_and_leaves_nothing(
             assert saved_of(module.look(other, image, count=2), image, count=2) == saved
             assert inventory(other) == before
         relayered = {
-            relayer(other, images[0], drop=1, layers=[LAYER], labels={}, said="COPY", peekable=peekable)
-            for peekable in (True, False)
+            relayer(other, images[0], drop=1, layers=[LAYER], labels={}, said="COPY", look=look)
+            for look in (Look.PUSHED, Look.EXPORTED)
         }
         assert len(relayered) == 1, "the layers below are named alike"
         other.images.remove(relayered.pop(), force=True)

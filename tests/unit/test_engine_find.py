@@ -20,6 +20,7 @@ from pipeline.__main__ import main
 from pipeline.contract.exits import Exit
 from pipeline.engine import errors, finding, ssh, wire
 from pipeline.engine.facts import Answers, Engine, Tls, engine_from
+from pipeline.engine.look import Look
 from pipeline.engine.places import places
 
 INFO: dict[str, Any] = {
@@ -394,6 +395,14 @@ def test_facts_that_depend_on_the_engine() -> None:
     status = [["driver-type", "io.containerd.snapshotter.v1"]]
     assert engine(DriverStatus=status, Driver="overlayfs").store == "containerd"
     assert engine(SecurityOptions=["name=seccomp", "name=rootless"]).rootless
+    assert engine().look is Look.ASKED
+    for host, said, look in (
+        ("unix:///x.sock", [], Look.PUSHED),
+        ("tcp://box:2375", [], Look.EXPORTED),
+        ("unix:///x.sock", ["name=rootless"], Look.EXPORTED),
+    ):
+        answers = Answers({**INFO, "DriverStatus": status, "SecurityOptions": said}, "1.50")
+        assert engine_from(host, "context lab", answers).look is look
     assert engine(Architecture="aarch64").arch == "arm64"
     assert engine(Architecture="riscv64").arch == "riscv64"
     devices = [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}, {"Source": "other", "ID": "x"}]
