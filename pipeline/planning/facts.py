@@ -3,38 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline.cache.finding import shown
 
 from .problems import Problems
 
 # model_type values whose layers are laid out as `parts.py` assumes; for any other a plan would be a guess.
-DENSE = ("llama", "mistral", "qwen2", "qwen3")
+DENSE = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text", "glm4")
 DTYPES = ("bfloat16", "float16", "float32")
 LARGEST_SIZE = 1 << 24
 MOST_LAYERS = 4096
+# What a config.json without head_dim means, where that is not the hidden size by heads (transformers' config classes)
+HEAD_DIM = dict.fromkeys(("gemma", "gemma2", "gemma3_text"), 256)
 _SHOWN = 60  # characters of a config's value in a message
 
 
 @dataclass(frozen=True)
 class MoeKeys:
-    """Where one family keeps its MoE facts in config.json, and what its modules are called below a layer."""
+    """Where one family keeps its MoE facts in config.json, and what its modules are called below a layer.
+
+    `shared` is the key of the shared expert's size: a count of experts (`n_shared_experts`) or channels. `first_dense`:
+    the first layers are dense, `first_k_dense_replace` of them; else `decoder_sparse_step` may leave some dense.
+    `router_float32`: servers keep the router's weight in float32.
+    """
 
     experts: str
     intermediate: str
     router: str = "mlp.gate"
     modules: str = "mlp.experts"
+    shared: str = ""
+    shared_modules: str = "mlp.shared_experts"
+    first_dense: bool = False
+    router_float32: bool = False
     mla: bool = False
 
 
+_DEEPSEEK = MoeKeys("n_routed_experts", "moe_intermediate_size", shared="n_shared_experts", first_dense=True, mla=True)
+_QWEN = MoeKeys("num_experts", "moe_intermediate_size")
+_MIXTRAL = MoeKeys("num_local_experts", "intermediate_size", "block_sparse_moe.gate", "block_sparse_moe.experts")
 MOE = {
-    "mixtral": MoeKeys("num_local_experts", "intermediate_size", "block_sparse_moe.gate", "block_sparse_moe.experts"),
-    "qwen3_moe": MoeKeys("num_experts", "moe_intermediate_size"),
+    "mixtral": _MIXTRAL,
+    "minimax_m2": replace(_MIXTRAL, router_float32=True),
+    "qwen2_moe": replace(_QWEN, shared="shared_expert_intermediate_size", shared_modules="mlp.shared_expert"),
+    "qwen3_moe": _QWEN,
     "gpt_oss": MoeKeys("num_local_experts", "intermediate_size", "mlp.router"),
-    "deepseek_v2": MoeKeys("n_routed_experts", "moe_intermediate_size", mla=True),
-    "deepseek_v3": MoeKeys("n_routed_experts", "moe_intermediate_size", mla=True),
-    "kimi_k2": MoeKeys("n_routed_experts", "moe_intermediate_size", mla=True),
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+    "kimi_k2": _DEEPSEEK,
+    "glm4_moe": replace(_DEEPSEEK, mla=False, router_float32=True),
 }
 KNOWN = (*DENSE, *MOE)
 
@@ -52,7 +69,10 @@ class Mla:
 
 @dataclass(frozen=True)
 class Moe:
-    """The MoE layers: which they are, experts per layer and per token, channels of one expert and of the shared one."""
+    """The MoE layers: which they are, experts per layer and per token, channels of one expert and of the shared one.
+
+    `renormalized`: the shares of the chosen experts are made to add up to one.
+    """
 
     layers: tuple[int, ...]
     experts: int
@@ -62,6 +82,7 @@ class Moe:
     groups: int = 0
     top_groups: int = 0
     bias: bool = False
+    renormalized: bool = True
     activation: str = "swiglu"
     keys: MoeKeys = field(default=MOE["mixtral"])
 
@@ -127,10 +148,10 @@ def _dtype(config: Mapping[str, object], problems: Problems) -> str:
 
 def _moe_layers(family: str, read: _Reader, layers: int) -> tuple[int, ...]:
     """Which decoder layers hold experts; families differ in how they say it."""
-    if family == "qwen3_moe":
+    if MOE[family] in (MOE["qwen2_moe"], MOE["qwen3_moe"]):
         step, dense = read.size("decoder_sparse_step", 1), read.indices("mlp_only_layers")
         return tuple(i for i in range(layers) if i not in dense and (i + 1) % step == 0)
-    if MOE[family].mla:
+    if MOE[family].first_dense:
         first, step = read.size("first_k_dense_replace", 0, least=0), read.size("moe_layer_freq", 1)
         return tuple(i for i in range(layers) if i >= first and i % step == 0)
     return tuple(range(layers))
@@ -138,7 +159,7 @@ def _moe_layers(family: str, read: _Reader, layers: int) -> tuple[int, ...]:
 
 def _moe(family: str, read: _Reader, layers: int) -> Moe | None:
     keys = MOE.get(family)
-    if keys is None or (keys.mla and read.config.get(keys.experts) is None):
+    if keys is None or (keys.first_dense and read.config.get(keys.experts) is None):
         return None
     inner = read.size(keys.intermediate)
     experts = read.size(keys.experts)
@@ -151,13 +172,22 @@ def _moe(family: str, read: _Reader, layers: int) -> Moe | None:
         experts=experts,
         top_k=top_k,
         intermediate=inner,
-        shared=inner * read.size("n_shared_experts", 0, least=0) if keys.mla else 0,
-        groups=read.size("n_group", 0, least=0) if keys.mla else 0,
-        top_groups=read.size("topk_group", 0, least=0) if keys.mla else 0,
+        shared=_shared(keys, read, inner),
+        groups=read.size("n_group", 0, least=0) if keys.first_dense else 0,
+        top_groups=read.size("topk_group", 0, least=0) if keys.first_dense else 0,
         bias=oai,
+        renormalized=read.config.get("norm_topk_prob", family != "qwen2_moe") is not False,
         activation="swiglu_oai" if oai else "swiglu",
         keys=keys,
     )
+
+
+def _shared(keys: MoeKeys, read: _Reader, inner: int) -> int:
+    """Channels of the shared expert."""
+    if not keys.shared:
+        return 0
+    size = read.size(keys.shared, 0, least=0)
+    return inner * size if keys.first_dense else size
 
 
 def _mla(family: str, read: _Reader) -> Mla | None:
@@ -200,7 +230,7 @@ def read_facts(name: str, config: Mapping[str, object], problems: Problems) -> F
         intermediate=read.size("intermediate_size"),
         heads=heads,
         kv_heads=read.size("num_key_value_heads", default=heads),
-        head_dim=read.size("head_dim", default=max(1, hidden // heads)),
+        head_dim=read.size("head_dim", default=HEAD_DIM.get(family, max(1, hidden // heads))),
         vocab=read.size("vocab_size"),
         moe=_moe(family, read, layers) if family in MOE else None,
         mla=_mla(family, read),

@@ -22,6 +22,8 @@ ROUTING = {
     "deepseek_v2": "default",
     "deepseek_v3": "deepseek_v3",
     "kimi_k2": "deepseek_v3",
+    "glm4_moe": "deepseek_v3",
+    "qwen2_moe": "renormalize_naive",
 }
 
 
@@ -82,7 +84,12 @@ def _trtllm_moe(part: Part, context: Context, op: str, dtypes: tuple[str, str], 
         )
     moe = context.facts.moe
     assert moe is not None
-    options["routing_method"] = ROUTING[context.facts.family]
+    family = context.facts.family
+    if family not in ROUTING:
+        raise NotTuned(f"{op}: how {family} routes tokens has no counterpart in this tuner")
+    options["routing_method"] = ROUTING[family]
+    if options["routing_method"] == "renormalize_naive" and not moe.renormalized:
+        options["routing_method"] = "default"
     if options["routing_method"] == "deepseek_v3":
         options |= {"n_group": str(moe.groups or 1), "topk_group": str(moe.top_groups or 1)}
     return _moe_op(part, context, op, dtypes, **options)

@@ -13,7 +13,7 @@ from pipeline.contract.plan import Layout
 
 from .facts import Facts, Mla, Moe
 from .problems import Problems
-from .quant import NONE, Kind, Quantization, Scheme
+from .quant import NONE, Kind, Quantization, Scheme, other
 from .split import Split
 
 TRIED = 64  # sizes that a remedy may name
@@ -101,13 +101,13 @@ def _experts(facts: Facts, moe: Moe, split: Split, quantization: Quantization) -
     inner = split.expert_inner(mxfp4=probe.kind is Kind.MXFP4)
     shape = MoeShape(moe.experts, split.experts(), facts.hidden, inner, moe.top_k, tp=split.moe_tp, ep=split.layout.ep)
     cut = (inner,) if split.moe_tp > 1 else ()
+    router = other("float32 weights") if moe.keys.router_float32 else NONE
     found = [
-        Part("router", moe.experts, facts.hidden, (moe.keys.router,), quantizable=False),
+        Part("router", moe.experts, facts.hidden, (moe.keys.router,), quantizable=False, scheme=router),
         Part("experts", 2 * inner, facts.hidden, modules, cut_n=cut, cut_k=cut, moe=shape, bias=moe.bias),
     ]
     if moe.shared:
-        shared = split.inner(moe.shared, "intermediate channels of the shared expert")
-        found += _mlp("shared_", shared, facts.hidden, "mlp.shared_experts")
+        found += _mlp("shared_", split.shared(moe.shared), facts.hidden, moe.keys.shared_modules)
     return found
 
 

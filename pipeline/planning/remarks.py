@@ -19,6 +19,8 @@ def left_beside(facts: Facts) -> list[Untuned]:
     if facts.mla:
         reason = "decoding multiplies by the absorbed kv_b head by head; only plain products and MoE layers are planned"
         found.append(Untuned("absorbed_kv_b", reason))
+    if facts.family == "qwen2_moe":
+        found.append(Untuned("shared_expert_gate", "one row of weights, no product worth tuning"))
     if facts.drafts:
         found.append(Untuned("mtp", "multi-token prediction layers run only under speculative decoding"))
     return found

@@ -66,6 +66,16 @@ class Split:
         """Channels of a dense layer on one rank."""
         return self._divide(size, self.layout.tp, what)
 
+    def shared(self, size: int) -> int:
+        """Channels of the shared expert on one rank.
+
+        With expert, tensor and data parallelism together each rank has other tokens there, and all of the expert
+        (vLLM's config/parallel.py, `use_sequence_parallel_moe`, on in its default all-to-all backend).
+        """
+        if min(self.layout.ep, self.layout.tp, self.layout.dp) > 1:
+            return size
+        return self.inner(size, "intermediate channels of the shared expert")
+
     def vocab(self) -> int:
         """Rows of the padded output embedding on one rank."""
         return self._divide(pad(self.facts.vocab, VOCAB_PADDING), self.layout.tp, "rows of the padded vocabulary")
