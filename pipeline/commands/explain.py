@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.contract.bounds import seconds
 from pipeline.contract.exits import Exit
 
 if TYPE_CHECKING:
@@ -22,14 +23,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--env", type=Path, metavar="RECORD.json", help="compare with this record (FlashInfer's flat _metadata)"
     )
     parser.add_argument("--live", action="store_true", help="compare with the record that a container of IMAGE reads")
-    parser.add_argument("--startup-max-wait", type=_seconds, default=1200, metavar="S", help="bound of --live, in s")
+    parser.add_argument("--startup-max-wait", type=seconds, default=1200, metavar="S", help="bound of --live, in s")
     parser.add_argument("--json", action="store_true", help="as JSON on stdout")
-
-
-def _seconds(text: str) -> int:
-    from pipeline.image.arguments import seconds  # not for a file, which is explained in a moment
-
-    return seconds(text)
 
 
 def execute(arguments: argparse.Namespace) -> int:

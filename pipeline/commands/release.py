@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.contract.bounds import seconds
 from pipeline.contract.exits import Exit
-from pipeline.image.arguments import ROOT, add_tuning_options, request_from, seconds
+from pipeline.image.arguments import ROOT, add_tuning_options, request_from
 
 if TYPE_CHECKING:
     from pipeline.contract.errors import PipelineError

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.image.arguments import seconds
+from pipeline.contract.bounds import seconds
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

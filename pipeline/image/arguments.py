@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
 from pathlib import Path
 
+from pipeline.contract.bounds import budget, seconds
 from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import Plan
 from pipeline.planning.arguments import MODEL_HELP, add_options, engine_plan, plan_from
@@ -22,21 +22,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 class ChoicesClash(UsageError):
     """Two options that exclude each other."""
-
-
-def seconds(text: str) -> int:
-    """An argument that counts seconds: a whole number from 1 to a day."""
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to 86400")
-    return int(text)
-
-
-def budget(text: str) -> float:
-    """An argument that gives seconds per op and bucket, from 0.01 to an hour."""
-    with contextlib.suppress(ValueError):
-        if text.isascii() and 0.01 <= (value := float(text)) <= 3600:
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.01 to 3600")
 
 
 def _roots(text: str) -> tuple[Path, ...] | None:
@@ -93,9 +78,7 @@ def add_rank_arguments(group: argparse._ArgumentGroup) -> None:
         help="how the ranks share the work",
     )
     group.add_argument("--judge", default="", choices=("", "on", "off"), help="judge each choice against the default")
-    group.add_argument(
-        "--judge-budget", type=budget, metavar="S", help="bound of judging: seconds per op and bucket, 0.01 to 3600"
-    )
+    group.add_argument("--judge-budget", type=budget, metavar="S", help="bound of judging: seconds per op and bucket")
     group.add_argument(
         "--jurors",
         choices=[str(n) for n in range(9)],

@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from pathlib import Path
 
+from pipeline.contract.bounds import budget, seconds
 from pipeline.contract.plan import MOST_RANKS
 
 from .judging.budget import CPU_SECONDS, GPU_SECONDS
 from .strategy import STRATEGIES
-
-_DAY, _HOUR = 86_400.0, 3600.0
-
-
-def _between(text: str, what: str, most: float) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < (value := float(text)) <= most:  # not so for nan
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not {what} above 0, up to {most:.0f}")
-
-
-def seconds(text: str) -> float:
-    """A bound in seconds, up to a day."""
-    return _between(text, "a number of seconds", _DAY)
-
-
-def budget(text: str) -> float:
-    """Seconds per op and bucket, up to an hour."""
-    return _between(text, "a number of seconds", _HOUR)
 
 
 def ranks(text: str) -> int:
@@ -46,9 +27,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("plan", type=Path, help="plan.json")
     found.add_argument("out", type=Path, metavar="OUT", help="directory to write <version>/<arch>/<hash>/ below")
     found.add_argument("--previous", type=Path, metavar="DIR", help="take up a sound cache below DIR")
-    found.add_argument(
-        "--timeout", type=seconds, default=300.0, metavar="S", help="bound of the process group, seconds"
-    )
+    found.add_argument("--timeout", type=seconds, default=300, metavar="S", help="bound of the process group, seconds")
     found.add_argument(
         "--strategy",
         choices=STRATEGIES,
@@ -88,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
         help="processes beside each rank in which choices are judged as well (default: 3 on a GPU, none on a CPU)",
     )
     found.add_argument(
-        "--engine-max-wait", type=seconds, default=7200.0, metavar="S", help="bound of an engine's own start, seconds"
+        "--engine-max-wait", type=seconds, default=7200, metavar="S", help="bound of an engine's own start, seconds"
     )
     found.add_argument(
         "--share-gpu",

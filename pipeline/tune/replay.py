@@ -21,6 +21,7 @@ from typing import Any
 
 from pipeline import log
 from pipeline.cache.tree import Stored, find_keys, read_key
+from pipeline.contract.bounds import seconds
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import CacheRefused, PipelineError, TuningError, UsageError
 from pipeline.contract.exits import Exit
@@ -28,8 +29,6 @@ from pipeline.contract.files import write_json
 from pipeline.contract.key import Key
 from pipeline.contract.manifest import Manifest
 from pipeline.contract.places import CACHE_ROOT, ENV_CACHE_DIR
-
-from .arguments import seconds
 
 _SHOWN = 20
 
@@ -156,9 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--root", type=Path, metavar="DIR", help=f"directory above <version>/ (else {ENV_CACHE_DIR})")
     parser.add_argument("--key", metavar="KEY", help="<version>/<arch>/<hash>; needed where there are several")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the result there")
-    parser.add_argument(
-        "--timeout", type=seconds, default=300.0, metavar="S", help="bound on a rank's silence, seconds"
-    )
+    parser.add_argument("--timeout", type=seconds, default=300, metavar="S", help="bound on a rank's silence, seconds")
     return parser
 
 

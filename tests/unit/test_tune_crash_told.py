@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.image.arguments import add_tuning_arguments, budget, request_from
+from pipeline.contract.bounds import budget, seconds
+from pipeline.image.arguments import add_tuning_arguments, request_from
 from pipeline.image.unfinished import Unfinished
+from pipeline.tune.arguments import parser as tuner_parser
 from pipeline.tune.attempt import Attempt, Crash, read_crashes, write_crashes
 from pipeline.tune.diagnose import diagnose
 from pipeline.tune.rank import RankFailure
@@ -112,6 +114,33 @@ def test_a_resumed_tuning_is_what_happens_unless_it_is_refused() -> None:
 def test_a_budget_is_some_seconds(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="not a number of seconds"):
         budget(text)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "86401", "1e3", "nan", "١", "9" * 5000])
+def test_a_bound_is_some_whole_seconds(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="not a number of seconds from 1 to 86400"):
+        seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "fine"),
+    [
+        ("--timeout", "1", True), ("--timeout", "86400", True), ("--timeout", "0.5", False), ("--timeout", "86401", False),
+        ("--judge-budget", "0.0001", True), ("--judge-budget", "3600", True), ("--judge-budget", "0", False),
+        ("--judge-budget", "3601", False),
+    ],
+)  # fmt: skip
+def test_host_and_ranks_take_the_same(capsys: pytest.CaptureFixture[str], option: str, value: str, fine: bool) -> None:
+    said = set()
+    for take in (asked, lambda *words: tuner_parser().parse_args(["plan.json", "out", *words])):
+        try:
+            taken = getattr(take(option, value), option[2:].replace("-", "_"))
+        except SystemExit:
+            said.add(capsys.readouterr().err.splitlines()[-1].partition("error: ")[2])
+        else:
+            said.add(str(taken))
+    (one,) = said
+    assert one.startswith(f"argument {option}: '{value}' is not a number of seconds ") != fine
 
 
 def test_what_is_kept_of_a_tuning_is_dropped_when_starting_anew(tmp_path: Path) -> None:
