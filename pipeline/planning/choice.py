@@ -9,6 +9,7 @@ from pipeline.contract.plan import OpPlan
 
 from .abilities import Abilities
 from .facts import Facts
+from .split import pad
 from .target import Target
 
 # What has been measured on a GPU for this project; everything else is planned from FlashInfer's code alone.
@@ -46,3 +47,11 @@ def unproven(op: str, context: Context) -> tuple[str, ...]:
 def changed(op: OpPlan, **changes: object) -> OpPlan:
     """`op` with other values of some fields."""
     return replace(op, **changes)  # type: ignore[arg-type]
+
+
+def padded(op: OpPlan, who: str, multiples: Mapping[str, int]) -> OpPlan:
+    """`op` with the sizes to which servers pad the weights before they call it: the padding is in the op's key."""
+    sizes = {name: pad(op.shape[name], multiple) for name, multiple in multiples.items()}
+    different = [f"{name} {op.shape[name]} → {size}" for name, size in sizes.items() if size != op.shape[name]]
+    notes = (f"padded as {who}: {', '.join(different)}",) if different else ()
+    return changed(op, shape={**op.shape, **sizes}, notes=(*op.notes, *notes))

@@ -5,15 +5,19 @@ from __future__ import annotations
 from pipeline.contract.plan import OpPlan
 
 from .abilities import MOE_KEY_WITHOUT_RANK, NEWEST_READ
-from .choice import Context, NotTuned, changed, unproven
+from .choice import Context, NotTuned, changed, padded, unproven
 from .parts import Part
 from .quant import Kind
-from .split import pad
 from .target import HOPPER_ON, TRTLLM_GEN
 
 # format -> multiples of the hidden and of the intermediate size per rank that vLLM 0.28 and 0.33 pad to:
 # fused_moe/oracle/mxfp4.py and, in layers/quantization/utils, flashinfer_fp4_moe.py and flashinfer_utils.py
-PADDING = {"mxfp4": (256, 128), "mxfp8": (256, 128), "nvfp4": (256, 64), "fp8": (1, 16)}
+PADDING = {
+    "mxfp4": {"hidden": 256, "intermediate": 128},
+    "mxfp8": {"hidden": 256, "intermediate": 128},
+    "nvfp4": {"hidden": 256, "intermediate": 64},
+    "fp8": {"intermediate": 16},
+}
 # family -> FlashInfer's RoutingMethodType, as its trtllm-gen ops are told it
 ROUTING = {
     "mixtral": "renormalize",
@@ -95,19 +99,11 @@ def _trtllm_moe(part: Part, context: Context, op: str, dtypes: tuple[str, str], 
     return _moe_op(part, context, op, dtypes, **options)
 
 
-def _padded(op: OpPlan, hidden: int, intermediate: int) -> OpPlan:
-    """The sizes that vLLM pads the weights to before it calls the op; the padding is in the op's key."""
-    sizes = {"hidden": pad(op.shape["hidden"], hidden), "intermediate": pad(op.shape["intermediate"], intermediate)}
-    different = [f"{name} {op.shape[name]} → {size}" for name, size in sizes.items() if size != op.shape[name]]
-    notes = (f"padded as vLLM does: {', '.join(different)}",) if different else ()
-    return changed(op, shape={**op.shape, **sizes}, notes=(*op.notes, *notes))
-
-
 def _mxfp4_moe(part: Part, context: Context) -> OpPlan:
     if context.target.sm == 90:
         raise NotTuned("mxfp4: cutlass_fused_moe's kernels for mxfp4 weights on Hopper have no adapter in this tuner")
     op = _trtllm_moe(part, context, "trtllm_fp4_block_scale_moe", ("bfloat16", "uint8"), format="mxfp4")
-    return _padded(op, *PADDING["mxfp4"])
+    return padded(op, "vLLM does", PADDING["mxfp4"])
 
 
 def moe_op(part: Part, context: Context) -> OpPlan:
@@ -120,7 +116,7 @@ def moe_op(part: Part, context: Context) -> OpPlan:
             raise NotTuned(f"{context.facts.dtype}: cutlass_fused_moe is tuned for bfloat16 and float16")
         return _cutlass_moe(part, context, context.facts.dtype)
     if kind is Kind.FP8_TENSOR:
-        return _padded(_cutlass_moe(part, context, "float8_e4m3fn"), *PADDING["fp8"])
+        return padded(_cutlass_moe(part, context, "float8_e4m3fn"), "vLLM does", PADDING["fp8"])
     if kind is Kind.FP8_BLOCK:
         if sm not in TRTLLM_GEN:
             raise NotTuned(
@@ -130,10 +126,10 @@ def moe_op(part: Part, context: Context) -> OpPlan:
         return _trtllm_moe(part, context, "trtllm_fp8_block_scale_moe", ("float8_e4m3fn",) * 2, format="fp8_block")
     if kind is Kind.MXFP8:
         op = _trtllm_moe(part, context, "trtllm_fp8_block_scale_moe", ("float8_e4m3fn",) * 2, format="mxfp8")
-        return _padded(op, *PADDING["mxfp8"])
+        return padded(op, "vLLM does", PADDING["mxfp8"])
     if kind is Kind.NVFP4:
         op = _trtllm_moe(part, context, "trtllm_fp4_block_scale_moe", ("uint8", "uint8"), format="nvfp4")
-        return _padded(op, *PADDING["nvfp4"])
+        return padded(op, "vLLM does", PADDING["nvfp4"])
     if kind is Kind.MXFP4:
         return _mxfp4_moe(part, context)
     if kind is Kind.FP8_CHANNEL:

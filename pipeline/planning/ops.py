@@ -5,13 +5,14 @@ from __future__ import annotations
 from pipeline.contract.plan import OpPlan, Untuned
 
 from .abilities import BF16_MENDED
-from .choice import Context, NotTuned, changed, unproven
+from .choice import Context, NotTuned, changed, padded, unproven
 from .moe import moe_op
 from .parts import Part
 from .quant import Kind
 from .served import who_finds
 from .target import BLACKWELL, HOPPER_ON, backends
 
+FP4_MULTIPLE = 32  # to which vLLM (utils/nvfp4_utils.py) and SGLang (modelopt_quant.py) pad nvfp4 weights
 CPU_NOTE = "one expert's product: its buckets count the tokens that reach one expert"
 CUDNN_BF16 = (
     f"below FlashInfer {BF16_MENDED} its entries cannot be found again: the workspace's size is in the key, "
@@ -72,11 +73,14 @@ def _cuda_gemm(part: Part, context: Context) -> OpPlan:
         raise NotTuned(f"{scheme}: not a format of FlashInfer's tuned ops")
     if sm not in BLACKWELL:
         raise NotTuned(f"{scheme}: mm_fp4 and mm_mxfp8 need compute capability 10.0, {context.target.arch} is below")
-    _multiple(part, 32, "block-scaled products")
+    if scheme.kind is Kind.NVFP4:
+        op = _gemm(part, context, "mm_fp4", "uint8", format=scheme.kind.value)
+        return padded(op, "vLLM and SGLang do", {"n": FP4_MULTIPLE, "k": FP4_MULTIPLE})
+    _multiple(part, FP4_MULTIPLE, "block-scaled products")
     if scheme.kind is Kind.MXFP8:
         return _gemm(part, context, "mm_mxfp8", "float8_e4m3fn", format="mxfp8")
     op = _gemm(part, context, "mm_fp4", "uint8", format=scheme.kind.value)
-    if scheme.kind is Kind.MXFP4 and "cutlass" in op.backends:
+    if "cutlass" in op.backends:
         if "mm_fp4" in context.backends:
             raise NotTuned("mxfp4: of mm_fp4's backends CUTLASS takes no blocks of 32")
         return changed(op, backends=("cudnn",))

@@ -47,6 +47,17 @@ def test_fp8_experts_are_padded_to_sixteen(tmp_path):
     assert ops(plan_of(path, tp=2))["experts"].shape["intermediate"] == 48
 
 
+def test_nvfp4_products_are_padded_to_thirty_two(tmp_path):
+    # vllm, layers/quantization/utils/nvfp4_utils.py, pad_nvfp4_weight_for_cutlass; sglang, modelopt_quant.py
+    path = quantized(tmp_path, "Llama-3.1-8B", quant_algo="NVFP4")
+    config = {**json.loads((tmp_path / "config.json").read_text()), "intermediate_size": 10880}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    planned = ops(plan_of(path, arch="100a", tp=8))
+    assert planned["down"].shape == {"n": 4096, "k": 1376}
+    assert planned["gate_up"].shape == {"n": 2720, "k": 4096}
+    assert "padded as vLLM and SGLang do: k 1360 → 1376" in planned["down"].notes
+
+
 def test_experts_that_hold_no_whole_blocks_are_left_out_and_the_rest_is_planned():
     # vllm/model_executor/layers/fused_moe/oracle/fp8.py, refine_fp8_moe_block_shape: only in 0.33
     plan = plan_of("Qwen3-30B-A3B-FP8", arch="100a", tp=4)
