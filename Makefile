@@ -47,14 +47,14 @@ $(VENV)/ready: requirements/host.txt requirements/dev.txt
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements/host.txt --requirement requirements/dev.txt
 	@touch $@
 
-# torch and FlashInfer for the tests that drive the real AutoTuner outside a container; beside it the other FlashInfer
-# that one code base must serve.
+# torch and FlashInfer for the tests that drive the real AutoTuner outside a container; beside it another FlashInfer,
+# since one code base must serve several: the first of tests/tune/other-flashinfer that is not the pinned one.
 $(TUNE_VENV)/ready: requirements/image-cpu.txt tests/tune/other-flashinfer $(VENV)/ready
 	@$(PYTHON) -m venv $(TUNE_VENV)
 	@$(TUNE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements/image-cpu.txt
 	@rm -rf $(TUNE_VENV)/other
 	@$(TUNE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(TUNE_VENV)/other \
-	  "flashinfer-python==$$(cat tests/tune/other-flashinfer)"
+	  "$$(grep -vxFf <(sed 's/ .*//' requirements/image-cpu.txt) tests/tune/other-flashinfer | sed -n 1p)"
 	@touch $@
 
 image: $(VENV)/ready ## build a tuned image: make image MODEL=tiny [TP=2]

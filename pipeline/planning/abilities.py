@@ -33,6 +33,13 @@ class Abilities:
     moe_keys_hold_rank: bool
 
 
+def is_unread(version: str) -> bool:
+    """Whether a version, one that `abilities` took, is newer than what was read."""
+    from packaging.version import Version
+
+    return Version(version) > Version(NEWEST_READ)
+
+
 def abilities(version: str, problems: Problems) -> Abilities:
     """The abilities of one FlashInfer version; one that cannot be read is a problem."""
     from packaging.version import InvalidVersion, Version

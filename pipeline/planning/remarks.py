@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pipeline.contract.plan import OpPlan, Plan, Untuned
 
+from .abilities import NEWEST_READ, is_unread
 from .facts import Facts
 from .quant import Kind, Quantization
 
@@ -51,6 +52,11 @@ def _cuda(plan: Plan, quantization: Quantization, *, own: bool) -> Iterator[str]
         yield (
             f"vLLM serves {what} on Hopper through CUTLASS, DeepGEMM and torch and tunes none of them through "
             "FlashInfer: it finds no entries for them"
+        )
+    if is_unread(plan.flashinfer_version):
+        yield (
+            f"FlashInfer {plan.flashinfer_version} is taken to write and find entries as {NEWEST_READ} does, "
+            "the newest that was read for this; where it does not, the replay of the finished image tells"
         )
     if own:
         rounding = "up" if plan.round_up else "down"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -83,6 +84,19 @@ def pipeline(engine: Any, home: Path) -> Any:
         return Done(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def plan_of() -> Any:
+    """A plan for two CPU ranks of this machine and the pinned FlashInfer, which is the one in the image."""
+    from pipeline.contract.plan import Layout, OpPlan, Plan
+    from pipeline.versions import load
+
+    def make(model: str, *ops: OpPlan) -> Plan:
+        version = load(ROOT)["FLASHINFER_VERSION"]
+        return Plan(model, "cpu", f"cpu-{platform.machine()}", version, Layout(tp=2), ops)
+
+    return make
 
 
 @pytest.fixture(scope="session")

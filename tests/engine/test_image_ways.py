@@ -77,19 +77,21 @@ def test_on_top_of_a_serving_image_only_our_layers_are_added(
         client.images.remove(name, force=True)
 
 
-def test_the_classic_builder_tunes_in_a_run_step_too(serving: str, engine: Any, client: Any, tmp_path: Path) -> None:
+def test_the_classic_builder_tunes_in_a_run_step_too(
+    serving: str, engine: Any, client: Any, tmp_path: Path, plan_of: Any
+) -> None:
     """The form for engines whose default runtime is nvidia; without one it runs the same step on CPU ranks."""
     if engine.containerd_store:
         pytest.skip("the classic builder belongs to the classic image store")
     from pipeline.cache.store import check_root
-    from pipeline.contract.plan import Layout, OpPlan, Plan
+    from pipeline.contract.plan import OpPlan
     from pipeline.image.contexts import stage_plan
     from pipeline.image.fill import ClassicFiller
     from pipeline.image.unfinished import Unfinished
 
     float32 = {"a": "float32", "b": "float32", "out": "float32"}
     op = OpPlan("qkv", "cpu_mm", {"n": 64, "k": 64}, float32, (1, 4))
-    plan = Plan("small", "cpu", "cpu-x86_64", "0.6.16.post3", Layout(tp=2), (op,))
+    plan = plan_of("small", op)
     from pipeline.image.fill import _folder
 
     container = client.containers.create(serving, ["true"], user="0:0")

@@ -86,6 +86,30 @@ def test_what_shares_an_engine_stays_in_one_process(tmp_path: Path) -> None:
     assert workers["engine/test_image_tiny"] == workers["engine/test_retune"] != workers["engine/test_release"]
 
 
+@pytest.mark.parametrize(
+    ("pinned", "other"),
+    [("0.6.16.post3", "0.7.4"), ("0.7.4", "0.6.16.post3"), ("0.6.16", "0.6.16.post3"), ("0.8.0", "0.6.16.post3")],
+)
+def test_the_tuner_is_tested_with_another_flashinfer_whichever_is_pinned(
+    pinned: str, other: str, tmp_path: Path
+) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("requirements", "tests/tune", ".venv", ".venv-tune/bin"):
+        (tmp_path / name).mkdir(parents=True)
+    shutil.copy(ROOT / "tests/tune/other-flashinfer", tmp_path / "tests/tune")
+    for name in ("requirements/host.txt", "requirements/dev.txt", ".venv/ready"):
+        (tmp_path / name).touch()
+    text = (ROOT / "requirements/image-cpu.txt").read_text()
+    text = re.sub(r"(?m)^(flashinfer-python==)\S+", rf"\g<1>{pinned}", text)
+    (tmp_path / "requirements/image-cpu.txt").write_text(text)
+    python = tmp_path / ".venv-tune/bin/python"
+    python.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >> {tmp_path}/said\n')
+    python.chmod(0o755)
+    words = ["make", "-C", str(tmp_path), ".venv-tune/ready", "PYTHON=true"]
+    subprocess.run(words, env={"PATH": os.environ["PATH"]}, check=True, capture_output=True)
+    assert (tmp_path / "said").read_text().splitlines()[-1].endswith(f" flashinfer-python=={other}")
+
+
 def test_clean_leaves_what_git_tracks_and_nothing_that_make_made(tmp_path: Path) -> None:
     made = [".venv", ".venv-tune", "build", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"]
     for name in (*made, "pipeline"):

@@ -171,6 +171,12 @@ def test_cublaslt_is_exact_until_it_was_mended():
     assert ops(plan_of("tiny", version="0.7.2.post1"))["qkv"].options == {"hits": "exact"}
 
 
+def test_a_flashinfer_newer_than_was_read_is_planned_and_remarked_on():
+    for version, told in ((OLD, False), (NEW, False), ("0.7.4.post1", True), ("0.10.0", True)):
+        notes = [note for note in plan_of("tiny", version=version).notes if "the newest that was read" in note]
+        assert [note.split(" is taken")[0] for note in notes] == [f"FlashInfer {version}"] * told
+
+
 def test_tinygemm_alone_is_not_exact_and_needs_its_multiple():
     planned = ops(plan_of("Mixtral-8x7B", backends={"mm_bf16": ["cublaslt", "tinygemm"]}))
     assert planned["router"].backends == ("cublaslt",)  # 8 experts are no multiple of 16

@@ -144,6 +144,20 @@ def test_pydantic_is_imported_lazily_and_on_the_host_alone() -> None:
     assert wrong == []
 
 
+def test_a_plan_for_a_real_flashinfer_reads_its_version() -> None:
+    """A version that such a test spells out fails the pull request that moves the pin, though all is right."""
+    seen, wrong = 0, []
+    for path in (p for name in ("engine", "tune") for p in sorted((ROOT / "tests" / name).rglob("*.py"))):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "Plan":
+                values = [*node.args[3:4], *(word.value for word in node.keywords if word.arg == "flashinfer_version")]
+                seen += 1
+                if any(isinstance(value, ast.Constant) and value.value[:1].isdigit() for value in values):
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    assert seen
+    assert wrong == []
+
+
 def test_ruff_is_content(run_tool) -> None:
     run_tool("ruff", "check", ".")
     run_tool("ruff", "format", "--check", ".")
