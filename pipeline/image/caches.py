@@ -69,6 +69,21 @@ def collect(roots: Sequence[Path]) -> tuple[Baked, ...]:
     return tuple(Baked(key, stored.path, stored.manifest) for key, stored in pairs if stored.manifest is not None)
 
 
+def check_flashinfer(keys: Sequence[Baked], installed: str) -> None:
+    """Refuse keys of another FlashInfer than will be in the image: it would ignore their files, whole."""
+    wrong = [
+        f"{one.path} was tuned with FlashInfer {one.key.flashinfer_version}, and the image has {installed}"
+        for one in keys
+        if one.key.flashinfer_version.partition("+")[0] != installed.partition("+")[0]
+    ]
+    if wrong:
+        raise CachesRefused(
+            wrong[0],
+            details=wrong[1:_SHOWN],
+            hint="leave CACHE out to tune again; or a BASE_IMAGE with that FlashInfer and ACCEPT_BASE_VERSIONS=1",
+        )
+
+
 def _clash(one: Stored, two: Stored) -> list[str]:
     """The same key twice is fine when the contents are the same, else each differing entry is a finding."""
     if sums(one.path) == sums(two.path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from pipeline.versions import Versions, load
 from . import base as bases
 from . import contexts, device
 from .buildkit import Builder
+from .caches import check_flashinfer, collect
 from .engine import with_engine_version
 from .facts import BaseFacts
 from .flavour import flavour
@@ -115,10 +116,12 @@ def _check_versions(facts: BaseFacts, versions: Versions, request: Request) -> N
         log.note(f"base versions accepted: {line}")
 
 
-def _check_plan(plan: Plan, facts: BaseFacts, versions: Versions) -> None:
-    """Refuse a plan for another FlashInfer than will be in the image: the ranks would, after all has been built."""
+def _check_flashinfer(plan: Plan, caches: Sequence[Path], facts: BaseFacts, versions: Versions) -> None:
+    """Refuse a plan, or caches, for another FlashInfer than will be in the image: ranks would, after all is built."""
     installed = facts.packages["flashinfer-python"] if facts.complete else versions["FLASHINFER_VERSION"]
-    if plan.flashinfer_version.partition("+")[0] != installed.partition("+")[0]:
+    if caches:
+        check_flashinfer(collect(caches), installed)
+    elif plan.flashinfer_version.partition("+")[0] != installed.partition("+")[0]:
         raise OtherFlashInferPlanned(
             f"the plan is for FlashInfer {plan.flashinfer_version}, and the image has {installed}",
             hint="leave --flashinfer-version out; or a BASE_IMAGE with that FlashInfer and ACCEPT_BASE_VERSIONS=1",
@@ -200,8 +203,7 @@ def prepare(
     target = _target(request, gpus)
     plan = request.plan(target, facts.packages.get("flashinfer-python", "") if facts.complete else "")
     plan = with_engine_version(plan, facts, base.reference)
-    if not request.caches:
-        _check_plan(plan, facts, versions)
+    _check_flashinfer(plan, request.caches, facts, versions)
     _announce(plan)
     if plan.device == "cuda" and not request.caches:
         for line in check(gpus, plan.layout.world, require_idle=request.require_idle):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cache_samples import write
 
 from pipeline.contract.errors import PipelineError
 from pipeline.engine import Engine
@@ -96,18 +97,26 @@ def test_gpus_are_not_chosen_for_a_plan_on_a_cpu() -> None:
 
 
 @pytest.mark.parametrize(("base", "fine"), [("", True), ("0.6.16.post3+cu130", True), ("0.7.4", False)])
-def test_a_plan_for_another_flashinfer_is_refused_before_anything_is_built(base: str, fine: bool) -> None:
-    from pipeline.image.prepare import OtherFlashInferPlanned, _check_plan
+def test_another_flashinfer_is_refused_before_anything_is_built(base: str, fine: bool, tmp_path: Path) -> None:
+    """A plan for one, and caches of one: they are the user's after a bump, and of no use to the new image."""
+    from pipeline.image.caches import CachesRefused
+    from pipeline.image.prepare import OtherFlashInferPlanned, _check_flashinfer
 
     packages = {"torch": "2.11.0" if base else "", "flashinfer-python": base}
     facts = BaseFacts("sha256:1", "3.12", "x86_64", (2, 36), packages)
     plan: Any = type("Plan", (), {"flashinfer_version": "0.6.16.post3"})
     versions: Any = {"FLASHINFER_VERSION": "0.6.16.post3"}
+    path = write(tmp_path / "root")
     if fine:
-        _check_plan(plan, facts, versions)
+        _check_flashinfer(plan, (), facts, versions)
+        _check_flashinfer(plan, (tmp_path / "root",), facts, versions)
         return
     with pytest.raises(OtherFlashInferPlanned, match=r"for FlashInfer 0\.6\.16\.post3, and the image has 0\.7\.4"):
-        _check_plan(plan, facts, versions)
+        _check_flashinfer(plan, (), facts, versions)
+    with pytest.raises(CachesRefused) as caught:
+        _check_flashinfer(plan, (tmp_path / "root",), facts, versions)
+    assert caught.value.message == f"{path} was tuned with FlashInfer 0.6.16.post3, and the image has 0.7.4"
+    assert "leave CACHE out" in caught.value.hint
 
 
 def test_the_sdk_s_arguments_and_the_cli_s_words_agree() -> None:
