@@ -64,8 +64,7 @@ class _Bump:
     def run(self) -> Bump:
         for name in (*self.wishes.values, *self.wishes.latest):
             if name not in self.old:
-                hint = near(name, self.old).removeprefix("; ") or f"names stand in {FILE}"
-                raise BumpRefused(f"{FILE} has no {name}", hint=hint)
+                raise BumpRefused(f"{FILE} has no {name}", hint=self._meant(name))
         for name, value in self.wishes.values.items():
             self._move(name, value)
         for name in self.wishes.latest:
@@ -73,6 +72,13 @@ class _Bump:
         self._tied()
         record = self._record()
         return self._outcome(record)
+
+    def _meant(self, name: str) -> str:
+        """The hint for a name that is not there: a package's, or one like it."""
+        plain = f"{name.upper().replace('-', '_')}_VERSION"
+        meant = plain if plain in self.old else self.old.governors().get(name)
+        said = f'did you mean "{meant}"?' if meant else near(name, self.old).removeprefix("; ")
+        return said or f"names stand in {FILE}"
 
     def _move(self, name: str, value: str, why: str = "") -> None:
         old = self.old.variables[name].raw

@@ -190,3 +190,7 @@ class _Walk:
             Version(variable.value)
         except InvalidVersion:
             self.wrong(variable.start, f'"{variable.value}" of "{variable.name}" is not a version (PEP 440), and {why}')
+            return
+        if variable.value[0] in "vV":  # pip would take it; an ARG, a tag and what is installed would not be it
+            plain = variable.value[1:]
+            self.wrong(variable.start, f'"{variable.value}" of "{variable.name}" is a tag: write "{plain}", for {why}')

@@ -53,7 +53,8 @@ def nearest(versions: Sequence[str], wanted: str) -> str:
 
     try:
         target = Version(wanted)
-        ordered = sorted((Version(version), version) for version in versions)
+        public = dict.fromkeys(version.partition("+")[0] for version in versions)  # a pin names no build
+        ordered = sorted((Version(version), version) for version in public)
     except InvalidVersion:
         return versions[0] if versions else ""
     below = [version for parsed, version in ordered if parsed <= target]

@@ -220,6 +220,9 @@ def test_latest_is_the_newest_release(root: Path, asked: list[str], capsys: pyte
             "flashinfer-python 0.9.0 requires new-thing, which requirements/image.txt does not",
         ),
         (["FLASHINFR_VERSION=1"], 2, 'did you mean "FLASHINFER_VERSION"?'),
+        (["flashinfer=0.7.4"], 2, 'hint: did you mean "FLASHINFER_VERSION"?'),
+        (["flashinfer-cubin=0.7.4"], 2, 'hint: did you mean "FLASHINFER_VERSION"?'),
+        (["FLASHINFER_VERSION=v0.7.4"], 2, '"v0.7.4" of "FLASHINFER_VERSION" is a tag: write "0.7.4", for it governs'),
         (["--latest", "PYTHON_VERSION"], 2, "has no python"),
         (["FLASHINFER_VERSION=not-a-version"], 2, "is not a version (PEP 440), and it governs packages"),
         (["FLASHINFER_VERSION=1 2$"], 2, 'the value of "FLASHINFER_VERSION" has a quote'),
@@ -369,6 +372,8 @@ def test_the_nearest_version() -> None:
     assert index.nearest(versions, "9") == "3.0"
     assert index.nearest(versions, "0.1") == "1.0"
     assert index.nearest([], "1") == ""
+    assert index.nearest(["2.14.0", "2.13.0+cpu", "2.13.0"], "2.13.1") == "2.13.0"
+    assert index.nearest(["2.13.0+cpu"], "2.13.1") == "2.13.0"
 
 
 def test_where_names_every_place(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
