@@ -213,14 +213,16 @@ def read_facts(name: str, config: Mapping[str, object], problems: Problems) -> F
         left = tuple(sorted(k.removesuffix("_config") for k in config if k in ("vision_config", "audio_config")))
         config = {"torch_dtype": config.get("torch_dtype") or config.get("dtype"), **inner}
     family = str(config.get("model_type", ""))
-    if family not in KNOWN:
-        problems.add(
-            f"config.json: model_type {_told(family)} is not one that can be planned",
-            f"known: {', '.join(sorted(KNOWN))}",
-        )
+    if family not in KNOWN:  # of what its layers are, the other keys say nothing
+        what = f"model_type {_told(family)} is not one that can be planned" if family else "model_type is missing"
+        problems.add(f"config.json: {what}", f"known: {', '.join(sorted(KNOWN))}")
+        return Facts(name, family, DTYPES[0], *(1,) * 7)
     read = _Reader(config, problems)
     layers = read.size("num_hidden_layers", most=MOST_LAYERS)
     hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
+    kv_heads = read.size("num_key_value_heads", default=heads)
+    if heads % kv_heads and not (family in MOE and MOE[family].mla):
+        problems.add(f"config.json: {heads} attention heads do not share {kv_heads} key-value heads evenly")
     return Facts(
         name=name,
         family=family,
@@ -229,7 +231,7 @@ def read_facts(name: str, config: Mapping[str, object], problems: Problems) -> F
         hidden=hidden,
         intermediate=read.size("intermediate_size"),
         heads=heads,
-        kv_heads=read.size("num_key_value_heads", default=heads),
+        kv_heads=kv_heads,
         head_dim=read.size("head_dim", default=HEAD_DIM.get(family, max(1, hidden // heads))),
         vocab=read.size("vocab_size"),
         moe=_moe(family, read, layers) if family in MOE else None,

@@ -217,7 +217,9 @@ def read_quantization(config: Mapping[str, object], problems: Problems) -> Quant
         return Quantization()
     method = str(value.get("quant_method") or "").lower()
     if not method:
-        problems.add("config.json: quantization_config has no quant_method")
+        problems.add(
+            "config.json: quantization_config has no quant_method", "say how: fp8, modelopt, awq, bitsandbytes, …"
+        )
         return Quantization()
     ignored = [
         name

@@ -378,6 +378,25 @@ def test_a_long_value_is_told_in_short(tmp_path, name):
     assert max(map(len, lines)) < 400
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "jamba", "hidden_size": 4096}, "model_type 'jamba' is not one that can be planned"),
+        ({"hidden_size": 4096}, "model_type is missing"),
+        ({"text_config": {"model_type": "gemma3n_text"}}, "model_type 'gemma3n_text' is not one"),
+        (dict(find_model("tiny").config) | {"num_key_value_heads": 64}, "4 attention heads do not share 64 key-value"),
+        (dict(find_model("tiny").config) | {"num_key_value_heads": 3}, "4 attention heads do not share 3 key-value"),
+        (dict(find_model("tiny").config) | {"quantization_config": {"load_in_4bit": True}}, "has no quant_method"),
+    ],
+)
+def test_one_thing_wrong_is_one_line(tmp_path, config, message):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    with pytest.raises(PlanRefused, match=message) as caught:
+        plan_of(str(path))
+    assert not caught.value.details
+
+
 def test_seeded_shuffle_of_options_changes_nothing():
     names = ["bf16_gemm", "fp8_gemm", "fp4_gemm"]
     digests = set()
