@@ -274,6 +274,7 @@ def once(bench: Bench, version: str) -> None:
     plan = write(both(read_plan("llama-3.1-8b", version)), bench.work / "8b.plan.json")
     tune(bench, plan, "on-1")
     bench.step("replay on-1", ["pipeline.tune.replay", "--root", bench.work / "on-1"], 60)
+    bench.step("scales of shape (1,)", ["tests.gpu.scales", bench.work / "on-1"], 40)
     measure(bench, "on-1", "on-1-tuned-counts")
     measure(bench, "on-1", "on-1-untuned-counts", "--untuned")
 
@@ -283,6 +284,7 @@ def large(bench: Bench, version: str) -> None:
     plan = write(read_plan("llama-3.3-70b-fp8", version), bench.work / "70b.plan.json")
     tune(bench, plan, "70b")
     bench.step("replay 70b", ["pipeline.tune.replay", "--root", bench.work / "70b"], 60)
+    bench.step("scales of shape (1,)", ["tests.gpu.scales", bench.work / "70b"], 40)
     measure(bench, "70b", "70b-tuned-counts")
     measure(bench, "70b", "70b-untuned-counts", "--untuned")
 
