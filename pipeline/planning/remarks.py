@@ -9,6 +9,7 @@ from pipeline.contract.plan import OpPlan, Plan, Untuned
 from .abilities import NEWEST_READ, is_unread
 from .facts import Facts
 from .quant import Kind, Quantization
+from .served import found_by_none
 
 SLOW_FLOP = 2e11  # about ten seconds of one pass on two ordinary cores
 ASSUMED_FLOPS = 2e10  # float32 operations per second of one rank on a shared processor; an order of magnitude
@@ -58,6 +59,8 @@ def _cuda(plan: Plan, quantization: Quantization, *, own: bool) -> Iterator[str]
             f"FlashInfer {plan.flashinfer_version} is taken to write and find entries as {NEWEST_READ} does, "
             "the newest that was read for this; where it does not, the replay of the finished image tells"
         )
+    if none := found_by_none(plan.ops):
+        yield none
     if own:
         rounding = "up" if plan.round_up else "down"
         yield (

@@ -8,21 +8,31 @@ modelopt_quant.py, mxfp4.py; srt/layers/moe; srt/arg_groups; srt/model_executor/
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipeline.contract.plan import OpPlan
 
 from .target import TRTLLM_GEN, usual_backends
 
 VLLM = "vLLM (0.28, 0.33)"
 SGLANG = "SGLang (0.5.23)"
-_BELOW_HOPPER = f"no server finds these entries: {VLLM} and {SGLANG} load none below compute capability 9.0"
+_NO_SERVER = "no server finds these entries"
+_BELOW_HOPPER = f"{_NO_SERVER}: {VLLM} and {SGLANG} load none below compute capability 9.0"
 _BF16 = (
-    f"no server finds these entries: {VLLM} and {SGLANG} run unquantized products through torch; "
+    f"{_NO_SERVER}: {VLLM} and {SGLANG} run unquantized products through torch; "
     "they serve callers of FlashInfer's mm_bf16"
 )
 _CUTLASS = "with --moe-backend flashinfer_cutlass"
 _CUTLASS_SGLANG = f"{SGLANG} with --moe-runner-backend flashinfer_cutlass"
 # SM 10.x prefer kernels of trtllm-gen for these, through ops that have no adapter here
 _TRTLLM_INSTEAD = {"bfloat16": "trtllm_bf16_moe", "float8_e4m3fn": "trtllm_fp8_per_tensor_scale_moe"}
+
+
+def found_by_none(ops: Sequence[OpPlan]) -> str:
+    """What is to be said of a plan whose every op no server looks up; empty otherwise."""
+    if all(any(note.startswith(_NO_SERVER) for note in op.notes) for op in ops):
+        return f"no entry of this plan is looked up by {VLLM} or {SGLANG}: it is for callers of FlashInfer itself"
+    return ""
 
 
 def _cutlass_moe(op: OpPlan, sm: int) -> str:

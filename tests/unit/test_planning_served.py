@@ -126,6 +126,17 @@ def test_the_plan_says_which_server_finds_an_op(model, arch, op, said):
     assert said in found_by(ops(plan_of(model, arch=arch))[op])
 
 
+@pytest.mark.parametrize(
+    ("model", "arch", "none"),
+    [
+        ("Llama-3.1-8B", "90a", True), ("Llama-3.1-8B", "100a", True), ("Llama-3.3-70B-FP8", "89", True),
+        ("Llama-3.3-70B-FP8", "90a", False), ("Mixtral-8x7B", "90a", False), ("DeepSeek-V3", "90a", True),
+    ],
+)  # fmt: skip
+def test_a_plan_that_no_server_looks_up_says_so(model, arch, none):
+    assert any("no entry of this plan is looked up" in note for note in plan_of(model, arch=arch).notes) is none
+
+
 def test_a_router_that_vllm_keeps_to_itself(tmp_path):
     config = {**find_model("DeepSeek-V3").config, "model_type": "deepseek_v2"}
     path = tmp_path / "config.json"
