@@ -159,6 +159,8 @@ def main() -> None:
         told[op.name] = {
             "op": op.op,
             "arguments": sorted(heard),
+            "shapes": {name: list(v.shape) for name, v in heard.items() if isinstance(v, torch.Tensor)},
+            "layout": [heard.get("use_shuffled_weight"), heard.get("weight_layout")],
             "right": case.excess(8, right),
             "wrong": case.excess(8, wrong),
             "unwritten": case.excess(8, torch.full_like(right, float("nan"))),

@@ -43,6 +43,16 @@ def test_every_adapter_calls_with_what_flashinfer_takes(adapters: Any) -> None:
     assert {"local_expert_offset", "tune_max_num_tokens", "routing_method_type"} <= set(adapters["g"]["arguments"])
 
 
+def test_calls_have_the_shapes_that_servers_give_them(adapters: Any) -> None:
+    """Shapes are part of a key: vLLM 0.33, layers/quantization/modelopt.py and fused_moe/experts/trtllm_fp8_moe.py."""
+    assert adapters["b"]["shapes"]["A_scale"] == adapters["b"]["shapes"]["B_scale"] == []
+    assert adapters["c"]["shapes"]["alpha"] == []
+    # shuffled, columns in blocks of 128 first: WeightLayout.BlockMajorK
+    assert adapters["g"]["shapes"]["gemm1_weights"] == [4, 2, 256, 128]
+    assert adapters["g"]["shapes"]["gemm2_weights"] == [4, 1, 256, 128]
+    assert adapters["g"]["layout"] == [True, 2]
+
+
 def test_references_accept_what_is_right_and_nothing_else(adapters: Any) -> None:
     for name, one in adapters.items():
         assert one["right"] <= 1.0, (name, one)
