@@ -23,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.tune.alike import other_keys
+
 from .bench_h200 import geometric
 from .e2e import HERE, LOOPBACK
 
@@ -131,9 +133,11 @@ def broken(bench: Bench, name: str, plan: Path, sign: signal.Signals) -> None:
 
 
 def entries(root: Path) -> dict[str, Any]:
-    """The entries of the one cache below a root."""
+    """The entries of the one cache below a root, each once: not those that stand under another caller's key as well."""
     path = next(root.glob("*/*/*/autotune_configs.json"))
-    return {k: v for k, v in json.loads(path.read_text()).items() if not k.startswith("_")}
+    held = {k: v for k, v in json.loads(path.read_text()).items() if not k.startswith("_")}
+    twice = {other for key in held for other in other_keys(key)}
+    return {k: v for k, v in held.items() if k not in twice}
 
 
 def alike(bench: Bench, one: str, other: str) -> None:
