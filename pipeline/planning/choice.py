@@ -32,6 +32,13 @@ class Context:
         """The dtype that products write: the model's own, where it is one of 16 bits."""
         return self.facts.dtype if self.facts.dtype in ("bfloat16", "float16") else "bfloat16"
 
+    @property
+    def cast(self) -> str:
+        """What servers make of a float32 checkpoint (vLLM's config/model.py, SGLang's configs/model_config.py)."""
+        if self.facts.dtype != "float32":
+            return ""
+        return "; servers cast float32, vLLM to bfloat16 and SGLang to float16: put that into config.json to plan it"
+
 
 class NotTuned(Exception):
     """A part has no op here; the text is the reason that the plan states."""

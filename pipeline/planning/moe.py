@@ -113,7 +113,7 @@ def moe_op(part: Part, context: Context) -> OpPlan:
         raise NotTuned(part.unfit)
     if kind is Kind.NONE:
         if context.facts.dtype not in ("bfloat16", "float16"):
-            raise NotTuned(f"{context.facts.dtype}: cutlass_fused_moe is tuned for bfloat16 and float16")
+            raise NotTuned(f"{context.facts.dtype}: cutlass_fused_moe is tuned for bfloat16 and float16{context.cast}")
         return _cutlass_moe(part, context, context.facts.dtype)
     if kind is Kind.FP8_TENSOR:
         return padded(_cutlass_moe(part, context, "float8_e4m3fn"), "vLLM does", PADDING["fp8"])

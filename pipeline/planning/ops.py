@@ -37,7 +37,7 @@ def _gemm(part: Part, context: Context, op: str, dtype: str, **options: str) -> 
 
 def _mm_bf16(part: Part, context: Context) -> OpPlan:
     if context.facts.dtype != "bfloat16":
-        raise NotTuned(f"{context.facts.dtype}: FlashInfer's mm_bf16 takes bfloat16 alone")
+        raise NotTuned(f"{context.facts.dtype}: FlashInfer's mm_bf16 takes bfloat16 alone{context.cast}")
     op = _gemm(part, context, "mm_bf16", "bfloat16")
     names = tuple(b for b in op.backends if b != "tinygemm" or part.n % 16 == 0)
     if not names:

@@ -144,6 +144,7 @@ def test_mm_bf16_takes_bfloat16_alone(tmp_path, dtype):
     with pytest.raises(PlanRefused) as caught:
         plan_of(config_of(tmp_path, "tiny", torch_dtype=dtype))
     assert any(dtype in line for line in caught.value.details)
+    assert any("servers cast float32" in line for line in caught.value.details) is (dtype == "float32")
 
 
 def test_other_towers_are_named(tmp_path):
