@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from .entrykey import op_and_runner
+from .otherkeys import second_keys
 from .read import CacheFile
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def cost_of_refusal(file: CacheFile | None, manifest: Manifest | None) -> Cost:
     if manifest is not None:
         seconds = max((rank.seconds for rank in manifest.ranks), default=None)
         return Cost(tuple(_measured(manifest.covered)), seconds)
-    return Cost(_counted(file.entries) if file is not None else ())
+    return Cost(_counted(file.entries.keys() - second_keys(file.entries)) if file is not None else ())
 
 
 def cost_of_dead_entries(file: CacheFile) -> Cost:
@@ -67,9 +68,8 @@ def cost_of_dead_entries(file: CacheFile) -> Cost:
 
     A lookup asks for the runner that the key names, so an entry with another runner in it never answers.
     """
-    return Cost(
-        _counted(key for key, entry in file.entries.items() if entry.dropped or _unreachable(key, entry.runner))
-    )
+    dead = {key: entry for key, entry in file.entries.items() if entry.dropped or _unreachable(key, entry.runner)}
+    return Cost(_counted(dead.keys() - second_keys(dead)))
 
 
 def _unreachable(key: str, runner: str) -> bool:

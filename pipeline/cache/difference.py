@@ -11,6 +11,7 @@ from pipeline.contract.manifest import Manifest
 
 from .entrykey import op_and_runner, parse_key
 from .finding import shown
+from .otherkeys import second_keys, told
 from .read import CacheFile, Entry
 
 _MOST = 200  # differing entries shown to people; all of them are in the JSON
@@ -70,7 +71,9 @@ class Difference:
     """What differs between two files. `common` counts the shapes that both answer, `differ` those answered otherwise.
 
     A key names the runner that won, so a shape that another runner won has another key: it counts as common, and
-    as differing. `only_*` are shapes that one of the two does not answer at all.
+    as differing. `only_*` are shapes that one of the two does not answer at all. `twice_*` counts the entries of a
+    side that say a second time what another of it says (`otherkeys`): answers count once, and such an entry is among
+    `only_*` where the other side has the answer without its second key.
     """
 
     a: str
@@ -79,6 +82,8 @@ class Difference:
     differ: tuple[Differing, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
+    twice_a: int
+    twice_b: int
     record: Mapping[str, tuple[Any, Any]]
 
     @property
@@ -102,6 +107,7 @@ class Difference:
             "differ": [pair.to_json() for pair in self.differ],
             "only_a": list(self.only_a),
             "only_b": list(self.only_b),
+            "twice": {"a": self.twice_a, "b": self.twice_b},
             "record": {name: {"a": was, "b": now} for name, (was, now) in self.record.items()},
         }
 
@@ -119,28 +125,41 @@ class Difference:
             if keys:
                 said.append(f"{len(keys)} entries only in {name}")
                 said += [f"  {shown(key)}" for key in keys[:_MOST]]
+        if self.twice_a == self.twice_b:
+            return said + [f"counted once: in each, {line}" for line in [told(self.twice_a)] if line]
+        for name, count in (("a", self.twice_a), ("b", self.twice_b)):
+            said += [f"in {name}, {line}" for line in [told(count)] if line]
         return said
 
 
 def difference(a: Side, b: Side) -> Difference:
     """Compare two files, keys in order."""
-    shared = [key for key in a.file.entries if key in b.file.entries]
-    pairs = [(key, key) for key in shared if _answer(a, key) != _answer(b, key)]
+    twice_a, twice_b = second_keys(a.file.entries), second_keys(b.file.entries)
+    shared = [(key, key) for key in a.file.entries if key in b.file.entries]
     left = _by_place(key for key in a.file.entries if key not in b.file.entries)
     right = _by_place(key for key in b.file.entries if key not in a.file.entries)
     # Only where each has one key at a place is it clear which belongs to which.
     moved = [(left[p][0], right[p][0]) for p in left if len(left[p]) == 1 and len(right.get(p, ())) == 1]
     taken = {key for pair in moved for key in pair}
+    pairs = [pair for pair in shared + moved if not (pair[0] in twice_a and pair[1] in twice_b)]
     was, now = dict(a.file.metadata or {}), dict(b.file.metadata or {})
     return Difference(
         a=a.name,
         b=b.name,
-        common=len(shared) + len(moved),
-        differ=tuple(_pair(a, b, *keys) for keys in sorted(pairs + moved)),
-        only_a=tuple(sorted(set(a.file.entries) - set(b.file.entries) - taken)),
-        only_b=tuple(sorted(set(b.file.entries) - set(a.file.entries) - taken)),
+        common=len(pairs),
+        differ=tuple(_pair(a, b, x, y) for x, y in sorted(pairs) if x != y or _answer(a, x) != _answer(b, y)),
+        only_a=_alone(a, b, taken),
+        only_b=_alone(b, a, taken),
+        twice_a=len(twice_a),
+        twice_b=len(twice_b),
         record={n: (was.get(n), now.get(n)) for n in dict.fromkeys([*was, *now]) if was.get(n) != now.get(n)},
     )
+
+
+def _alone(one: Side, other: Side, taken: set[str]) -> tuple[str, ...]:
+    """The keys of shapes that only one side answers, each answer once."""
+    keys = {key for key in one.file.entries if key not in other.file.entries and key not in taken}
+    return tuple(sorted(keys - second_keys({key: one.file.entries[key] for key in keys})))
 
 
 def _answer(side: Side, key: str) -> tuple[str, Any]:

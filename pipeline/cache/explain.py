@@ -21,6 +21,7 @@ from .environment import Environment
 from .finding import Finding, shown
 from .jsontext import CacheUnreadable
 from .judge import Judgement, judge, judge_source, severity
+from .otherkeys import second_keys, told
 from .read import CacheFile, inspect_cache
 
 if TYPE_CHECKING:  # a single file is explained without what keys and manifests need, which takes as long to import
@@ -219,6 +220,8 @@ def _answer(
     wild = [name for name, value in ((file.metadata or {}) if file else {}).items() if value == "*"]
     if wild:
         notes.append(f"not compared, since the file says '*': {', '.join(map(shown, wild))}")
+    if file is not None and (twice := second_keys(file.entries)):
+        notes.append(told(len(twice)))
     used = judgement.verdict == "ok" and file is not None
     return Answer(
         name=name,

@@ -124,11 +124,9 @@ def _fill(baked: Baked, text: str) -> None:
     if baked.cpu:
         baked.gpus = ()
     baked.ranks = len(ranks)
-    # Every rank holds every entry, unless some entries have owners; then only the rows tell how many there are.
-    if owners:
-        baked.entries = len({row["entry"] for row in _part(text, "covered")})
-    else:
-        baked.entries = max(int(rank["entries"]) for rank in ranks)
+    # Every rank holds every entry but those that others own. The rows would not tell: one answer may have several keys.
+    first = int(ranks[0]["rank"])
+    baked.entries = int(ranks[0]["entries"]) + sum(1 for holders in owners.values() if first not in holders)
     baked.options = dict(_part(text, "options"))
     baked.files = {str(name): int(facts["size"]) for name, facts in _part(text, "files").items()}
     for name, size in {CACHE_FILE: -1, **baked.files}.items():

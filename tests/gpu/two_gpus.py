@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.tune.alike import other_keys
+from pipeline.cache.otherkeys import other_keys
 
 from .bench_h200 import geometric
 from .e2e import HERE, LOOPBACK

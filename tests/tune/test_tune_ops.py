@@ -102,7 +102,7 @@ def test_the_other_keys_of_fp8_products_are_those_that_flashinfer_writes(tuner: 
         "import torch\n"
         "from flashinfer.autotuner import AutoTuner\n"
         "from flashinfer.gemm import gemm_base\n"
-        "from pipeline.tune.alike import other_keys\n"
+        "from pipeline.cache.otherkeys import other_keys\n"
         "config = gemm_base._FP8_GEMM_SM100_TUNING_CONFIG\n"
         "extras = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.bfloat16)\n"
         "def key(scale):\n"

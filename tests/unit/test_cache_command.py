@@ -17,6 +17,7 @@ from pipeline.__main__ import main
 from pipeline.cache.archive import ArchiveRefused
 from pipeline.cache.difference import Side, difference
 from pipeline.cache.oci import LayoutInvalid, read_layout
+from pipeline.cache.otherkeys import other_keys
 from pipeline.cache.read import read_cache
 from pipeline.cache.store import check_root
 from pipeline.commands import _store
@@ -48,6 +49,44 @@ def test_two_tunes_of_one_host(capsys):
     code, out, _ = run(capsys, "diff", A, B)
     assert code == 3 and "168 common shapes, 27 differ (14 bf16_gemm, 13 fp8_gemm)" in out
     assert run(capsys, "diff", A, A)[0] == 0
+
+
+def twice(value):
+    """A file as the tuner writes it: what fp8_gemm answers stands under its other keys as well."""
+    return value | {other: entry for key, entry in value.items() for other in other_keys(key)}
+
+
+def test_an_answer_under_two_keys_counts_once(capsys, tmp_path):
+    for name, source in (("a", A), ("b", B)):
+        (tmp_path / name).write_text(json.dumps(twice(json.loads(source.read_text()))))
+    code, out, _ = run(capsys, "diff", tmp_path / "a", tmp_path / "b", "--json")
+    found = json.loads(out)
+    assert (code, found["common"], found["differing"]) == (3, 168, 27)
+    assert found["per_op"] == {"bf16_gemm": 14, "fp8_gemm": 13}
+    assert found["only_a"] == found["only_b"] == [] and found["twice"] == {"a": 84, "b": 84}
+    assert sum(pair["a"]["key"] != pair["b"]["key"] for pair in found["differ"]) == 4
+    code, out, _ = run(capsys, "diff", tmp_path / "a", tmp_path / "b")
+    assert "168 common shapes, 27 differ" in out and "counted once: in each, 84 entries of fp8_gemm stand" in out
+
+
+def test_second_keys_that_only_one_has_are_told(capsys, tmp_path):
+    """A cache from before answers were written twice, and a callers' own answer under the second key."""
+    value = json.loads(A.read_text())
+    (tmp_path / "twice").write_text(json.dumps(twice(value)))
+    code, out, _ = run(capsys, "diff", A, tmp_path / "twice", "--json")
+    found = json.loads(out)
+    assert (code, found["same"], found["common"], found["differing"]) == (3, False, 168, 0)
+    assert (found["only_a"], len(found["only_b"]), found["twice"]) == ([], 84, {"a": 0, "b": 84})
+    assert (
+        "in b, 84 entries of fp8_gemm stand in the file a second time" in run(capsys, "diff", A, tmp_path / "twice")[1]
+    )
+    key, other = next((key, other_keys(key)[0]) for key in value if other_keys(key))
+    (tmp_path / "own").write_text(json.dumps(twice(value) | {other: [value[key][0], 999]}))
+    found = json.loads(run(capsys, "diff", tmp_path / "twice", tmp_path / "own", "--json")[1])
+    assert (found["differing"], found["twice"]) == (1, {"a": 84, "b": 83})
+    less = {k: v for k, v in twice(value).items() if k not in (key, other)}
+    (tmp_path / "less").write_text(json.dumps(less))
+    assert json.loads(run(capsys, "diff", tmp_path / "twice", tmp_path / "less", "--json")[1])["only_a"] == [key]
 
 
 def test_a_diff_is_the_same_from_both_sides():

@@ -19,6 +19,7 @@ from pipeline.cache.advice import FIELDS, advise
 from pipeline.cache.environment import Environment, EnvironmentInvalid, parse_cpu, parse_environment
 from pipeline.cache.explain import explain_file, explain_tree
 from pipeline.cache.judge import Field
+from pipeline.cache.otherkeys import other_keys
 from pipeline.cache.tree import walk
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import EngineError
@@ -253,6 +254,19 @@ def test_a_used_file_says_what_it_does_not_answer():
     found = explain_file(json.dumps({"_metadata": samples.H200, **entries}).encode(), Environment(samples.H200))
     assert (found.verdict, found.entries) == ("ok", 2)
     assert "cpu_gemm: 2 shapes run on default tactics" in found.lines()[2]
+
+
+def test_an_answer_that_stands_twice_is_told_and_costs_once(capsys, tmp_path, record):
+    value = json.loads((CASES / "h200_two_tunes_a.json").read_text())
+    value |= {other: entry for key, entry in value.items() for other in other_keys(key)}
+    (tmp_path / "twice.json").write_text(json.dumps(value))
+    code, out, _ = run(capsys, tmp_path / "twice.json")
+    assert code == 0 and "252 entries" in out
+    assert "note: 84 entries of fp8_gemm stand in the file a second time, for callers whose scales" in out
+    value["_metadata"]["gpu"] = "NVIDIA B200"
+    (tmp_path / "twice.json").write_text(json.dumps(value))
+    code, out, _ = run(capsys, tmp_path / "twice.json", "--env", record)
+    assert code == 7 and "fp8_gemm: 84 shapes run on default tactics" in out
 
 
 def test_a_record_that_lacks_fields_says_what_was_not_compared(capsys, tmp_path):

@@ -20,6 +20,7 @@ from pipeline.cache import pick
 from pipeline.cache.pick import Half, choose, keys_below, read_baked
 from pipeline.contract import manifest
 from pipeline.contract.digest import sha256_bytes
+from pipeline.contract.manifest import RankFacts
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 from pipeline.contract.record import Host, Record
 from pipeline.start import check, nvml, workspace
@@ -283,9 +284,12 @@ def test_both_spellings_of_a_manifest_are_read_alike(tmp_path):
     assert seen[0] == seen[1] == ("", (H200, H200), 2, 3, {})
 
 
-def test_entries_with_owners_are_counted_by_the_rows(tmp_path):
-    samples.write(tmp_path, H200, owners={samples.entry_key(8): (0,)})
-    assert read_baked(str(tmp_path), keys_below(str(tmp_path))[0]).entries == 3
+def test_entries_with_owners_are_counted_with_those_that_stand_twice(tmp_path):
+    """Each rank holds one of three answers alone, under two keys; the rows name the first key of each."""
+    owners = {samples.entry_key(8): (1,), "its second key": (1,), samples.entry_key(64): (0,), "another": (0,)}
+    ranks = tuple(RankFacts(r, "host", "cuda:0", H200, "", 4, 1.0) for r in range(2))  # 4 of 6 each
+    samples.write(tmp_path, H200, owners=owners, ranks=ranks)
+    assert read_baked(str(tmp_path), keys_below(str(tmp_path))[0]).entries == 6
 
 
 @pytest.mark.parametrize("code", [0, 3, 7, 255])

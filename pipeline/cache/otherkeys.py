@@ -1,0 +1,40 @@
+"""Other keys for one answer: callers who ask the same of a kernel with tensors of another shape.
+
+The shape of every input is part of a key, of `bmm_fp8` also that of its two scales, which hold one number either way.
+FlashInfer's own quantizer, vLLM and our tuner give scalars (`layer.input_scale.max()`), SGLang 0.5.23 gives tensors of
+shape (1,) (srt/layers/quantization/fp8_utils.py, `flashinfer_bmm_fp8`). The tuner therefore writes such an answer under
+both keys. Whoever counts or compares answers counts it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .read import Entry
+
+_FP8_GEMM, _SCALARS, _VECTORS = "('fp8_gemm', ", ", (), (), ", ", (1,), (1,), "
+
+
+def other_keys(file_key: str) -> tuple[str, ...]:
+    """The keys under which other callers ask what `file_key` answers."""
+    if not file_key.startswith(_FP8_GEMM) or file_key.count(_SCALARS) != 1:
+        return ()
+    return (file_key.replace(_SCALARS, _VECTORS),)
+
+
+def second_keys(entries: Mapping[str, Entry]) -> frozenset[str]:
+    """The keys under which an answer of the file stands a second time, not those that have one of their own."""
+    return frozenset(
+        other
+        for key, entry in entries.items()
+        for other in other_keys(key)
+        if other in entries and entries[other][:2] == entry[:2]
+    )
+
+
+def told(more: int) -> str:
+    """What is to be said of a file that holds so many answers a second time; empty where it holds none."""
+    if not more:
+        return ""
+    stand = "entry of fp8_gemm stands" if more == 1 else "entries of fp8_gemm stand"
+    return f"{more} {stand} in the file a second time, for callers whose scales have the shape (1,)"
