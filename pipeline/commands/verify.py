@@ -10,6 +10,8 @@ from pathlib import Path
 
 from pipeline.contract.bounds import seconds
 
+_REMEDY = "`pipeline retune IMAGE` makes the caches of an image again, `pipeline image MODEL` builds it anew"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `verify`."""
@@ -54,7 +56,7 @@ def execute(arguments: argparse.Namespace) -> int:
         json.dump(verdict.to_json(), sys.stdout, indent=2)
         sys.stdout.write("\n")
     if verdict.result != "pass":
-        raise VerifyFailed(verdict)
+        raise VerifyFailed(verdict, _REMEDY)
     counts = ", ".join(f"{number} {name}" for name, number in verdict.checks.items())
     log.note(f"{arguments.image}: {verdict.level} pass ({counts})")
     return 0

@@ -23,6 +23,10 @@ class CachesRefused(CacheRefused):
     """CACHE= holds something that must not be baked; nothing was baked."""
 
 
+class OtherFlashInfer(CacheRefused):
+    """A cache for another FlashInfer than the image's: it would be ignored."""
+
+
 class CacheMissing(UsageError):
     """CACHE= names a directory that is not there."""
 
@@ -69,19 +73,15 @@ def collect(roots: Sequence[Path]) -> tuple[Baked, ...]:
     return tuple(Baked(key, stored.path, stored.manifest) for key, stored in pairs if stored.manifest is not None)
 
 
-def check_flashinfer(keys: Sequence[Baked], installed: str) -> None:
-    """Refuse keys of another FlashInfer than will be in the image: it would ignore their files, whole."""
+def check_flashinfer(keys: Sequence[Baked], installed: str, *, hint: str) -> None:
+    """Refuse keys of another FlashInfer than is, or will be, in the image; raise `OtherFlashInfer` with each."""
     wrong = [
         f"{one.path} was tuned with FlashInfer {one.key.flashinfer_version}, and the image has {installed}"
         for one in keys
         if one.key.flashinfer_version.partition("+")[0] != installed.partition("+")[0]
     ]
     if wrong:
-        raise CachesRefused(
-            wrong[0],
-            details=wrong[1:_SHOWN],
-            hint="leave CACHE out to tune again; or a BASE_IMAGE with that FlashInfer and ACCEPT_BASE_VERSIONS=1",
-        )
+        raise OtherFlashInfer(wrong[0], details=wrong[1:_SHOWN], hint=hint)
 
 
 def _clash(one: Stored, two: Stored) -> list[str]:

@@ -40,6 +40,13 @@ if TYPE_CHECKING:
     from pipeline.engine import Engine
 
 
+_REMEDY = "no image was named; RETUNE=1 (--retune) makes the cache again"
+_REMEDY_IMPORTED = (
+    "no image was named; what CACHE gave was tuned elsewhere and does not fit here: leave CACHE out to tune again, or "
+    "give what was tuned in an image of this base"
+)
+
+
 @dataclass(frozen=True)
 class Keys:
     """What will be baked, the seconds that tuning it took, and whether the store had it. `root`: where it was tuned."""
@@ -158,7 +165,7 @@ def _judge(request: Request, prepared: Prepared, built: Built, clock: Clock) -> 
         verdict = verify(prepared.client, built.image_id, how)
     write_json(_verdict_file(prepared.home, built), verdict.to_json())
     if verdict.result != "pass":
-        raise VerifyFailed(verdict)
+        raise VerifyFailed(verdict, _REMEDY_IMPORTED if request.caches else _REMEDY)
     return verdict
 
 

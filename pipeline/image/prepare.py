@@ -120,7 +120,11 @@ def _check_flashinfer(plan: Plan, caches: Sequence[Path], facts: BaseFacts, vers
     """Refuse a plan, or caches, for another FlashInfer than will be in the image: ranks would, after all is built."""
     installed = facts.packages["flashinfer-python"] if facts.complete else versions["FLASHINFER_VERSION"]
     if caches:
-        check_flashinfer(collect(caches), installed)
+        check_flashinfer(
+            collect(caches),
+            installed,
+            hint="leave CACHE out to tune again; or a BASE_IMAGE with that FlashInfer and ACCEPT_BASE_VERSIONS=1",
+        )
     elif plan.flashinfer_version.partition("+")[0] != installed.partition("+")[0]:
         raise OtherFlashInferPlanned(
             f"the plan is for FlashInfer {plan.flashinfer_version}, and the image has {installed}",

@@ -17,7 +17,7 @@ from pipeline.contract.verdict import Verdict
 from pipeline.home import cache_home
 
 from .buildkit import Builder
-from .caches import Baked, collect
+from .caches import Baked, check_flashinfer, collect
 from .contain import Sandbox, created
 from .contexts import stage_key
 from .device import read_processor
@@ -61,8 +61,11 @@ class KeyThere(UsageError):
     """The image holds a key already that shall be added to it."""
 
 
-class OtherFlashInfer(CacheRefused):
-    """A cache for another FlashInfer than the image's: it would be ignored."""
+_REMEDY = "no image was changed; `pipeline image MODEL BASE_IMAGE=…` builds one anew"
+_REMEDY_GRAFTED = (
+    "no image was named; where a grafted cache is to blame, give one that was tuned in an image of this base: "
+    "`pipeline image MODEL BASE_IMAGE=…` makes one"
+)
 
 
 @dataclass(frozen=True)
@@ -141,8 +144,8 @@ def graft(image: str, roots: Sequence[Path], request: Request) -> Changed:
     with connected(engine) as client, tempfile.TemporaryDirectory(prefix="graft-") as temporary:
         check_present(client, image)
         check_layout(client, image)
-        how = _how(client, engine, image, request)
         _check_inside(client, image, keys)
+        how = _how(client, engine, image, request)
         stored, findings = read_keys(client, image, Path(temporary) / "root")
         if stored and findings:
             raise ImageDamaged(f"{image}: {findings[0]}", details=findings[:20], hint=f"`pipeline verify {image}`")
@@ -220,13 +223,11 @@ def _check_inside(client: DockerClient, image: str, keys: Sequence[Baked]) -> No
             f"{image} has no {lacks}: nothing in it would use a cache",
             hint=f"`pipeline image MODEL --base-image {image} --cache DIR` builds on top of it",
         )
-    version = facts.packages["flashinfer-python"]
-    other = sorted({str(one.key) for one in keys if one.key.flashinfer_version != version})
-    if other:
-        raise OtherFlashInfer(
-            f"{image} has FlashInfer {version}, and the cache is for another: {other[0]}", details=other,
-            hint="FlashInfer ignores a cache of another version; tune with the image's own",
-        )  # fmt: skip
+    check_flashinfer(
+        keys,
+        facts.packages["flashinfer-python"],
+        hint="nothing was changed; FlashInfer ignores a cache of another version: tune with the image's own",
+    )
 
 
 def _change(
@@ -250,7 +251,7 @@ def _change(
     try:
         verdict = verify(client, made, how)
         if verdict.result != "pass":
-            raise VerifyFailed(verdict)
+            raise VerifyFailed(verdict, _REMEDY if drop else _REMEDY_GRAFTED)
     except BaseException:
         discard(client, made)
         raise

@@ -56,14 +56,17 @@ class ImageMissing(UsageError):
 
 
 class VerifyFailed(CacheRefused):
-    """The image must not be used as a tuned image; every finding is among the details."""
+    """The image must not be used as a tuned image; every finding is among the details.
 
-    def __init__(self, verdict: Verdict) -> None:
+    `hint` is what can be done about it, which depends on where the caches came from.
+    """
+
+    def __init__(self, verdict: Verdict, hint: str) -> None:
         first = verdict.findings[0] if verdict.findings else "no finding was recorded"
         super().__init__(
             f"{len(verdict.findings)} findings: {first}",
             details=verdict.findings,
-            hint="`pipeline image … RETUNE=1` makes the cache again; the image keeps no tag that it did not have",
+            hint=hint,
         )
         self.verdict = verdict
 

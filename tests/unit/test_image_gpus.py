@@ -99,7 +99,7 @@ def test_gpus_are_not_chosen_for_a_plan_on_a_cpu() -> None:
 @pytest.mark.parametrize(("base", "fine"), [("", True), ("0.6.16.post3+cu130", True), ("0.7.4", False)])
 def test_another_flashinfer_is_refused_before_anything_is_built(base: str, fine: bool, tmp_path: Path) -> None:
     """A plan for one, and caches of one: they are the user's after a bump, and of no use to the new image."""
-    from pipeline.image.caches import CachesRefused
+    from pipeline.image.caches import OtherFlashInfer
     from pipeline.image.prepare import OtherFlashInferPlanned, _check_flashinfer
 
     packages = {"torch": "2.11.0" if base else "", "flashinfer-python": base}
@@ -113,10 +113,68 @@ def test_another_flashinfer_is_refused_before_anything_is_built(base: str, fine:
         return
     with pytest.raises(OtherFlashInferPlanned, match=r"for FlashInfer 0\.6\.16\.post3, and the image has 0\.7\.4"):
         _check_flashinfer(plan, (), facts, versions)
-    with pytest.raises(CachesRefused) as caught:
+    with pytest.raises(OtherFlashInfer) as caught:
         _check_flashinfer(plan, (tmp_path / "root",), facts, versions)
     assert caught.value.message == f"{path} was tuned with FlashInfer 0.6.16.post3, and the image has 0.7.4"
     assert "leave CACHE out" in caught.value.hint
+
+
+@pytest.mark.parametrize(("inside", "fine"), [("0.6.16.post3", True), ("0.6.16.post3+cu130", True), ("0.7.4", False)])
+def test_a_graft_of_another_flashinfer_is_refused_before_a_gpu_is_asked_for(
+    inside: str, fine: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import contextlib
+
+    from pipeline.image import retune
+    from pipeline.image.caches import OtherFlashInfer
+
+    class Reached(Exception):
+        """The check is behind us."""
+
+    def reached(*_: object) -> None:
+        raise Reached
+
+    facts = BaseFacts("sha256:1", "3.12", "x86_64", (2, 36), {"torch": "2.11.0", "flashinfer-python": inside})
+    path, anything = write(tmp_path / "root"), contextlib.nullcontext(Any)
+    monkeypatch.setattr("pipeline.engine.ensure", lambda **_: None)
+    for name in ("check_present", "check_layout"):
+        monkeypatch.setattr(retune, name, lambda *_: None)
+    monkeypatch.setattr(retune, "connected", lambda *_: anything)
+    monkeypatch.setattr(retune, "created", lambda *_: contextlib.nullcontext(type("C", (), {"get_archive": print})))
+    monkeypatch.setattr(retune, "probe", lambda *_: (facts, None))
+    monkeypatch.setattr(retune, "_how", reached)
+    monkeypatch.setattr(retune, "log_file", lambda *_: tmp_path / "log")
+    request: Any = type("Request", (), {"store": ""})
+    with pytest.raises(Reached if fine else OtherFlashInfer) as caught:
+        retune.graft("an/image:1", [tmp_path / "root"], request)
+    if not fine:
+        assert str(caught.value) == f"{path} was tuned with FlashInfer 0.6.16.post3, and the image has 0.7.4"
+        assert "nothing was changed" in caught.value.hint  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("caches", "said", "not_said"), [((), "RETUNE=1", "CACHE"), ((Path("root"),), "leave CACHE out", "RETUNE")]
+)
+def test_what_to_do_about_a_failed_verify_depends_on_where_the_cache_came_from(
+    caches: tuple[Path, ...], said: str, not_said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline.contract.verdict import Verdict
+    from pipeline.image import flow
+    from pipeline.image.outcome import Clock
+    from pipeline.image.verify import VerifyFailed
+
+    verdict = Verdict("sha256:1", "sha256:2", "", "", "", "static", "fail", findings=("one", "two"))
+    monkeypatch.setattr(flow, "verify", lambda *_: verdict)
+    monkeypatch.setattr(flow, "how_to_verify", lambda *_: None)
+    plan, request = type("Plan", (), {"device": "cuda"}), type("Request", (), {"caches": caches, "max_wait": 1.0})
+    ready = {"home": tmp_path, "two_bases": False, "plan": plan, "engine": None, "gpus": None, "client": None}
+    prepared: Any = type("Prepared", (), ready)
+    built: Any = type("Built", (), {"config_digest": "sha256:1", "image_id": "sha256:1"})
+    with pytest.raises(VerifyFailed) as caught:
+        flow._judge(request, prepared, built, Clock())  # type: ignore[arg-type]
+    error = caught.value
+    assert (error.message, error.details, int(error.exit_code)) == ("2 findings: one", ("one", "two"), 7)
+    assert said in error.hint and not_said not in error.hint
 
 
 def test_the_sdk_s_arguments_and_the_cli_s_words_agree() -> None:
