@@ -8,8 +8,8 @@ from pipeline.contract.plan import OpPlan, Plan, Untuned
 
 from .abilities import NEWEST_READ, is_unread
 from .facts import Facts
-from .quant import Kind, Quantization
-from .served import found_by_none
+from .quant import Quantization
+from .served import found_by_none, who_loads
 
 SLOW_FLOP = 2e11  # about ten seconds of one pass on two ordinary cores
 ASSUMED_FLOPS = 2e10  # float32 operations per second of one rank on a shared processor; an order of magnitude
@@ -46,21 +46,13 @@ def _cpu(plan: Plan, facts: Facts, quantization: Quantization) -> Iterator[str]:
         )
 
 
-def _cuda(plan: Plan, quantization: Quantization, *, own: bool) -> Iterator[str]:
-    fp8 = any(scheme.kind in (Kind.FP8_TENSOR, Kind.FP8_CHANNEL, Kind.FP8_BLOCK) for _, scheme in quantization.groups)
-    if plan.arch.startswith("90"):
-        what = "dense fp8 and bf16 layers" if fp8 else "dense bf16 layers"
-        yield (
-            f"vLLM serves {what} on Hopper through CUTLASS, DeepGEMM and torch and tunes none of them through "
-            "FlashInfer: it finds no entries for them"
-        )
+def _cuda(plan: Plan, *, own: bool) -> Iterator[str]:
     if is_unread(plan.flashinfer_version):
         yield (
             f"FlashInfer {plan.flashinfer_version} is taken to write and find entries as {NEWEST_READ} does, "
             "the newest that was read for this; where it does not, the replay of the finished image tells"
         )
-    if none := found_by_none(plan.ops):
-        yield none
+    yield found_by_none(plan.ops) or who_loads(plan.flashinfer_version)
     if own:
         rounding = "up" if plan.round_up else "down"
         yield (
@@ -71,5 +63,5 @@ def _cuda(plan: Plan, quantization: Quantization, *, own: bool) -> Iterator[str]
 
 def remarks(plan: Plan, facts: Facts, quantization: Quantization, *, own: bool) -> tuple[str, ...]:
     """The notes of a plan; `own` says that the user named the buckets."""
-    found = _cpu(plan, facts, quantization) if plan.device == "cpu" else _cuda(plan, quantization, own=own)
+    found = _cpu(plan, facts, quantization) if plan.device == "cpu" else _cuda(plan, own=own)
     return tuple(found)

@@ -16,23 +16,38 @@ from .target import TRTLLM_GEN, usual_backends
 
 VLLM = "vLLM (0.28, 0.33)"
 SGLANG = "SGLang (0.5.23)"
-_NO_SERVER = "no server finds these entries"
-_BELOW_HOPPER = f"{_NO_SERVER}: {VLLM} and {SGLANG} load none below compute capability 9.0"
-_BF16 = (
-    f"{_NO_SERVER}: {VLLM} and {SGLANG} run unquantized products through torch; "
-    "they serve callers of FlashInfer's mm_bf16"
-)
+# The FlashInfer that each pins, by the requirements of its package
+_PINS = (("vLLM 0.28.0", "0.6.16.post3"), ("vLLM 0.33.0", "0.7.2.post1"), ("SGLang 0.5.23", "0.7.2"))
+_NO_SERVER = "no server finds these entries, only callers of FlashInfer itself: "
+_BELOW_HOPPER = f"{_NO_SERVER}{VLLM} and {SGLANG} load none below compute capability 9.0"
+_BF16 = f"{_NO_SERVER}{VLLM} and {SGLANG} run unquantized products through torch"
 _CUTLASS = "with --moe-backend flashinfer_cutlass"
 _CUTLASS_SGLANG = f"{SGLANG} with --moe-runner-backend flashinfer_cutlass"
 # SM 10.x prefer kernels of trtllm-gen for these, through ops that have no adapter here
 _TRTLLM_INSTEAD = {"bfloat16": "trtllm_bf16_moe", "float8_e4m3fn": "trtllm_fp8_per_tensor_scale_moe"}
 
 
+def says_nobody(note: str) -> bool:
+    """Whether a note of an op says that no server looks its entries up."""
+    return note.startswith(_NO_SERVER)
+
+
 def found_by_none(ops: Sequence[OpPlan]) -> str:
-    """What is to be said of a plan whose every op no server looks up; empty otherwise."""
-    if all(any(note.startswith(_NO_SERVER) for note in op.notes) for op in ops):
-        return f"no entry of this plan is looked up by {VLLM} or {SGLANG}: it is for callers of FlashInfer itself"
-    return ""
+    """What is to be said of a plan whose every op no server looks up, with the reasons; empty otherwise."""
+    notes = [[note for note in op.notes if says_nobody(note)] for op in ops]
+    if not all(notes):
+        return ""
+    reasons = dict.fromkeys(note.removeprefix(_NO_SERVER) for found in notes for note in found)
+    return f"no entry of this plan is looked up by a server, only by callers of FlashInfer itself: {'; '.join(reasons)}"
+
+
+def who_loads(version: str) -> str:
+    """Which servers run this FlashInfer: the others load no file of it, whatever they would look up."""
+    pins = ", ".join(f"{server} pins {pin}" for server, pin in _PINS)
+    return (
+        f"a server loads only files of the FlashInfer that it runs, here {version}: {pins}; to tune for another, "
+        "plan with --flashinfer-version and build on the image of that server (BASE_IMAGE)"
+    )
 
 
 def _cutlass_moe(op: OpPlan, sm: int) -> str:

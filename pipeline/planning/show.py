@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from pipeline.contract.plan import OpPlan, Plan
 
+from .served import found_by_none, says_nobody
+
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -40,8 +42,11 @@ def describe(plan: Plan) -> str:
     if plan.skip_ops:
         lines.append(f"skipped: {', '.join(plan.skip_ops)}")
     remarks: dict[str, list[str]] = {}
+    said_once = bool(found_by_none(plan.ops))  # the plan's own notes say it then
     for op in plan.ops:
         for note in op.notes:
+            if said_once and says_nobody(note):
+                continue
             remarks.setdefault(note, []).append(op.name)
     if remarks or plan.notes:
         lines += ["", "notes:"]

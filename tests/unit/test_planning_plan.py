@@ -128,9 +128,11 @@ def test_every_part_is_either_planned_or_has_a_reason():
             }, (model, arch)
 
 
-def test_hopper_says_what_vllm_does_not_tune():
-    assert any("vLLM serves dense fp8 and bf16 layers on Hopper" in note for note in plan_of("Llama-3.3-70B-FP8").notes)
-    assert not any("vLLM" in note for note in plan_of("Llama-3.3-70B-FP8", arch="100a").notes)
+def test_the_plan_says_which_servers_run_its_flashinfer():
+    for arch in ("90a", "100a"):
+        notes = plan_of("Llama-3.3-70B-FP8", arch=arch, version="0.7.2.post1").notes
+        assert any("here 0.7.2.post1" in note and "vLLM 0.33.0 pins 0.7.2.post1" in note for note in notes)
+    assert not any(" pins " in note for note in plan_of("Llama-3.1-8B").notes)
 
 
 def test_an_empty_plan_is_an_error_with_the_reasons():

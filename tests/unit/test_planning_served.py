@@ -7,6 +7,7 @@ from planning_samples import config_of, ops, plan_of, reasons
 
 from pipeline.planning.find import find_model
 from pipeline.planning.problems import PlanRefused
+from pipeline.planning.show import describe
 
 
 def quantized(tmp_path, base, **quantization):
@@ -135,6 +136,13 @@ def test_the_plan_says_which_server_finds_an_op(model, arch, op, said):
 )  # fmt: skip
 def test_a_plan_that_no_server_looks_up_says_so(model, arch, none):
     assert any("no entry of this plan is looked up" in note for note in plan_of(model, arch=arch).notes) is none
+
+
+def test_people_read_once_that_no_server_finds_anything():
+    text = describe(plan_of("Llama-3.1-8B"))
+    assert text.count("only by callers of FlashInfer itself: vLLM") == 1 and "no server finds" not in text
+    mixed = describe(plan_of("Llama-3.3-70B-FP8"))
+    assert "lm_head: no server finds these entries" in mixed
 
 
 def test_a_router_that_vllm_keeps_to_itself(tmp_path):
