@@ -62,6 +62,8 @@ def _reference(text: str) -> Reference:
     from pipeline.release.errors import ReferenceInvalid
     from pipeline.release.reference import Reference
 
+    if not text:
+        raise ReferenceInvalid("no registry's side was named", hint="oci://registry.example.com/caches:tag (OCI=…)")
     if not text.startswith(_SCHEME):
         raise ReferenceInvalid(f"{text!r} does not begin with {_SCHEME}", hint="oci://registry.example.com/caches:tag")
     return Reference.in_registry(text.removeprefix(_SCHEME))

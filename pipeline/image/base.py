@@ -97,8 +97,6 @@ def obtain(client: DockerClient, *, wanted: str, default: str, suite: str, home:
     """
     here = present(client, wanted=wanted, default=default, suite=suite)
     if here is not None:
-        if here.origin == "bootstrapped":
-            log.note(f"base: {here.reference}, bootstrapped earlier since no registry answered")
         return here
     asked = wanted or default
     with log.step(f"pull {asked}"):

@@ -200,7 +200,8 @@ def prepare(
     probes.bases[request.base_image] = base
     if base.image_id not in probes.runs:
         probes.runs[base.image_id] = read_runs(client, base.reference)
-    log.note(f"base: {base.reference} ({base.origin})")
+    why = ", since no registry answered" if base.origin == "bootstrapped" else ""
+    log.note(f"base: {base.reference} ({base.origin}{why})")
     facts, gpus = probed(client, base, offer, home, probes)
     if facts.complete:
         _check_versions(facts, versions, request)

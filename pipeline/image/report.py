@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pipeline.contract.manifest import Manifest
+from pipeline.contract.verdict import Verdict
 
 from .outcome import Outcome
 from .wrap import COMMAND
@@ -20,6 +21,12 @@ def _size(count: int) -> str:
     return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
 
 
+def _verified(verdict: Verdict) -> str:
+    if verdict.level != "replay":
+        return "static only: NOT REPLAYED on the key's device"
+    return f"replay: {verdict.checks.get('hits', 0)} of {verdict.checks.get('replayed calls', 0)} calls hit"
+
+
 def rows(outcome: Outcome) -> list[tuple[str, str]]:
     """Label and value, in the order in which they are shown."""
     table = [("image", outcome.image), ("size", _size(outcome.size))]
@@ -30,15 +37,10 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
         tuned = "imported: tuned elsewhere"
     else:
         tuned = f"{outcome.tune_seconds:.1f} s" + (", in the store already: not tuned again" if outcome.reused else "")
-    checks = outcome.verdict.checks
-    said = f"{checks.get('hits', 0)} of {checks.get('replayed calls', 0)} calls hit"
-    verified = (
-        f"replay: {said}" if outcome.verdict.level == "replay" else "static only: NOT REPLAYED on the key's device"
-    )
     return [
         *table,
         ("tune time", tuned),
-        ("verified", verified),
+        ("verified", _verified(outcome.verdict)),
         ("cache layer", outcome.cache_diff_id),
         ("config digest", outcome.config_digest),
     ]
@@ -60,7 +62,8 @@ def show_changed(changed: Changed, *, as_json: bool) -> None:
         json.dump(changed.to_json(), sys.stdout, indent=2)
         sys.stdout.write("\n")
     table = [("image", changed.image), *(("key", key) for key in changed.keys)]
-    table += [("verified", changed.verdict.level), ("kept layers", str(len(changed.kept)))]
+    table += [("tune time", f"{changed.tune_seconds:.1f} s")] * bool(changed.tune_seconds)
+    table += [("verified", _verified(changed.verdict)), ("kept layers", str(len(changed.kept)))]
     for label, value in table:
         sys.stderr.write(f"{label:<14} {value}\n")
 

@@ -24,6 +24,7 @@ from pipeline.contract.places import FAILURE_FILE
 
 from .arguments import parser
 from .judging.budget import seconds_per_key
+from .needed import need_torch
 from .planfile import read_plan
 from .save import open_out
 from .state import open_state
@@ -69,6 +70,7 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
         log.warn(f"{nproc} ranks in place of the {plan.layout.world} planned: the result can be looked at, not baked")
     nodes = Nodes(arguments.nnodes, arguments.node_rank, arguments.rdzv_endpoint)
     local = _ranks_here(nodes, nproc)
+    need_torch("pipeline tune MODEL")
     buckets = sum(len(op.buckets) for op in plan.ops)
     log.note(f"{plan.model}: {len(plan.ops)} ops, {buckets} buckets, {nproc} ranks on {plan.device} ({plan.arch})")
 

@@ -18,6 +18,7 @@ from pipeline.contract.errors import PipelineError
 from pipeline.contract.exits import Exit
 from pipeline.contract.places import CACHE_ROOT, ENV_CACHE_DIR
 
+from .needed import need_torch
 from .record import read_record
 
 
@@ -26,6 +27,7 @@ def main(words: list[str]) -> int:
     paths = [word for word in words if word != "--json"]
     root = Path(paths[0] if paths else os.environ.get(ENV_CACHE_DIR) or CACHE_ROOT)
     try:
+        need_torch("pipeline explain FILE|DIR|IMAGE")
         import torch
 
         record = read_record("cuda" if torch.cuda.is_available() else "cpu")

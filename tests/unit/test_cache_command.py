@@ -408,3 +408,11 @@ def test_a_merged_root_keeps_what_owners_say(tmp_path, capsys):
     samples.write(tmp_path / "a", ranks=ranks, owners={samples.entry_key(8): (0,)})
     assert run(capsys, "merge", tmp_path / "a", tmp_path / "out")[0] == 0
     assert check_root(tmp_path / "out")[1] == ()
+
+
+# push
+
+
+def test_a_push_to_nowhere_says_what_is_missing(capsys, tmp_path):
+    code, _, err = run(capsys, "push", tmp_path, "")
+    assert code == 2 and "no registry's side was named" in err and "OCI=" in err

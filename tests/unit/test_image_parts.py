@@ -18,6 +18,7 @@ import pytest
 from pipeline.contract.errors import BuildError, PipelineError
 from pipeline.contract.places import CACHE_ROOT
 from pipeline.contract.plan import Layout, OpPlan, Plan
+from pipeline.contract.verdict import Verdict
 from pipeline.image import contexts, store
 from pipeline.image.buildkit import Builder, SnapshotLost, Stage, StageFailed
 from pipeline.image.closures import TorchNotForCpu, refuse_cuda
@@ -27,6 +28,8 @@ from pipeline.image.facts import BaseFacts
 from pipeline.image.naming import default_name
 from pipeline.image.needed import needed
 from pipeline.image.pinned import pin_contexts
+from pipeline.image.report import show_changed
+from pipeline.image.retune import Changed
 from pipeline.image.saved import ExportUnreadable, read_saved
 from pipeline.image.settings import ImageNameInvalid, PreviousMissing, check_image_name, check_previous
 from pipeline.image.tuning import TuningFailed, _raise_failure
@@ -375,3 +378,14 @@ def test_the_plan_s_digest_is_its_meaning_alone() -> None:
     assert other.digest == PLAN.digest
     assert replace(PLAN, round_up=True).digest != PLAN.digest
     assert Plan.from_json(json.loads(json.dumps(PLAN.to_json()))) == PLAN
+
+
+def test_a_retuned_image_shows_what_its_replay_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    checks = {"hits": 359, "replayed calls": 360}
+    verdict = Verdict("c", "l", "m", "k", "d", "replay", "pass", checks)
+    show_changed(Changed("i:t", "id", ("k",), verdict, ("a", "b"), 14.06), as_json=False)
+    shown = capsys.readouterr().err
+    assert "replay: 359 of 360 calls hit" in shown and "14.1 s" in shown
+    show_changed(Changed("i:t", "id", ("k",), replace(verdict, level="static"), ()), as_json=False)
+    shown = capsys.readouterr().err
+    assert "NOT REPLAYED" in shown and "tune time" not in shown
