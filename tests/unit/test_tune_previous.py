@@ -1,0 +1,31 @@
+"""Which earlier caches a tuning begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cache_samples as samples
+
+from pipeline.cache.store import check_root
+from pipeline.tune.previous import find_earlier
+
+H200 = "NVIDIA H200"
+
+
+def test_the_newest_sound_cache_of_this_environment_is_taken_up(tmp_path: Path) -> None:
+    samples.write(tmp_path, H200)
+    found = find_earlier(tmp_path, samples.record(H200))
+    assert found.data and len(found.covered) == 3
+    assert found.notes[0].startswith("took up 3 buckets")
+    assert not find_earlier(tmp_path, samples.record("NVIDIA B200")).data
+
+
+def test_what_an_engine_tuned_in_its_own_start_is_not_taken_up(tmp_path: Path) -> None:
+    """Its rows name no candidates, so that the new cache would be refused; it is said, and the other one is found."""
+    samples.write_engine(tmp_path, H200)
+    assert check_root(tmp_path)[1] == ()
+    found = find_earlier(tmp_path, samples.record(H200))
+    assert (found.data, found.covered) == (b"", ())
+    assert "was not taken up: vllm made it in its own start" in found.notes[0]
+    samples.write(tmp_path, H200)
+    assert len(find_earlier(tmp_path, samples.record(H200)).covered) == 3
