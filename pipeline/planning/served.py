@@ -46,7 +46,7 @@ def who_loads(version: str) -> str:
     pins = ", ".join(f"{server} pins {pin}" for server, pin in _PINS)
     return (
         f"a server loads only files of the FlashInfer that it runs, here {version}: {pins}; to tune for another, "
-        "plan with --flashinfer-version and build on the image of that server (BASE_IMAGE)"
+        "plan with --flashinfer-version and build on that server's image (BASE_IMAGE, ACCEPT_BASE_VERSIONS=1)"
     )
 
 
@@ -74,7 +74,8 @@ def _trtllm_moe(op: OpPlan) -> str:
             "lays them out otherwise under the same key: leave this op out there (--skip-ops), or tune with ENGINE="
         )
     if kind == "mxfp4":
-        return f"{VLLM} chooses this op itself{others}; {SGLANG} pads hidden sizes to 128 only"
+        sglang = f"{SGLANG} pads hidden sizes to 128 only, and finds these where that comes to the same"
+        return f"{VLLM} chooses this op itself{others}; {sglang}"
     return usual + others
 
 
