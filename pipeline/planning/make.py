@@ -127,7 +127,7 @@ def _buckets(device: str, buckets: Sequence[int] | None, max_tokens: int | None,
         return default_buckets(device, max_tokens)
     counts = own_buckets(buckets)
     if counts[0] < 1:
-        problems.add(f"bucket {counts[0]} is not a number of tokens")
+        problems.add(f"bucket {counts[0]} is not a number of tokens", "buckets count tokens, from 1 on")
     if max_tokens is not None and counts[-1] > max_tokens:
         problems.add(f"bucket {counts[-1]} is above --max-tokens={max_tokens}", "leave one of the two out")
     return counts

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from pipeline.contract.errors import UsageError
 
+_MEND = "mend that in the model's config.json, or download the file again"  # only of that file is no remedy told
+
 
 class PlanRefused(UsageError):
     """The model, the layout and the options cannot make a plan together."""
@@ -32,7 +34,7 @@ class Problems:
             return
         if len(self.found) == 1:
             message, hint = self.found[0]
-            raise PlanRefused(message, hint=hint)
+            raise PlanRefused(message, hint=hint or _MEND)
         details = self.lines()
         raise PlanRefused(
             f"{len(details)} settings cannot make a plan", hint="mend them all, then plan again", details=details

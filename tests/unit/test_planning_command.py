@@ -125,6 +125,15 @@ def test_wrong_options_beside_a_good_model_are_said_at_once(capsys):
         assert part in said
 
 
+@pytest.mark.parametrize("change", [{"head_dim": "x"}, {"quantization_config": "x"}, {"num_key_value_heads": 5}])
+def test_a_wrong_value_in_a_config_has_a_hint_as_well(capsys, tmp_path, change):
+    bundled = json.loads((ROOT / "pipeline" / "models" / "Qwen3-8B.json").read_text())["config"]
+    (tmp_path / "config.json").write_text(json.dumps({**bundled, **change}))
+    assert main(["plan", str(tmp_path), "--arch", "90a"]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: config.json: ") and hint.startswith("hint: mend that in the model's config.json")
+
+
 def test_broken_config_has_line_and_column(capsys, tmp_path):
     (tmp_path / "config.json").write_text('{\n "a": }')
     assert "config.json:2:7: not JSON" in refused(capsys, str(tmp_path))
