@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.contract.plan import OLDEST_FLASHINFER
+
 from .problems import Problems
 
 BF16_MENDED = "0.7.4"
@@ -41,7 +43,7 @@ def is_unread(version: str) -> bool:
 
 
 def abilities(version: str, problems: Problems) -> Abilities:
-    """The abilities of one FlashInfer version; one that cannot be read is a problem."""
+    """The abilities of one FlashInfer version; one that cannot be read, or is refused by the tuner, is a problem."""
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -49,6 +51,9 @@ def abilities(version: str, problems: Problems) -> Abilities:
     except InvalidVersion:
         problems.add(f"FlashInfer version {version!r} is not a version", "write it as in 0.6.16.post3")
         return Abilities(True, False, False, False)
+    if pinned.release < OLDEST_FLASHINFER:  # the ranks would say so, after all has been built
+        oldest = ".".join(map(str, OLDEST_FLASHINFER))
+        problems.add(f"FlashInfer {version} is refused by the tuner: {oldest} is the oldest", f"use {oldest} or newer")
     mended = pinned >= Version(BF16_MENDED)
     apart = pinned >= Version(MOE_KEY_TOLD_APART)
     return Abilities(

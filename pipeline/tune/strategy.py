@@ -15,12 +15,11 @@ from math import prod
 
 from pipeline.contract.digest import canonical_json
 from pipeline.contract.errors import UsageError
-from pipeline.contract.plan import OpPlan, Plan
+from pipeline.contract.plan import OLDEST_FLASHINFER, OpPlan, Plan
 
 SYNCHRONIZED, LEADER, INDEPENDENT, SHARDED = "synchronized", "leader", "independent", "sharded"
 STRATEGIES = (SYNCHRONIZED, LEADER, INDEPENDENT, SHARDED)
 
-OLDEST = (0, 6, 16)
 _KEYS_COLLIDE_BELOW = (0, 6, 13)
 
 
@@ -53,13 +52,14 @@ def release(version: str) -> tuple[int, ...]:
 
 def check_version(version: str) -> None:
     """Refuse a FlashInfer that cannot be tuned soundly; raise `FlashInferTooOld` with the reason."""
-    if release(version) >= OLDEST:
+    if release(version) >= OLDEST_FLASHINFER:
         return
     why = "it has no process group for the autotuner, so ranks would choose differently"
     if release(version) < _KEYS_COLLIDE_BELOW:
         why += "; and its cache keys collide, so that a tactic can be chosen that crashes another shape"
     raise FlashInferTooOld(
-        f"FlashInfer {version} is refused: {why}", hint=f"use {'.'.join(map(str, OLDEST))} or newer in versions.json"
+        f"FlashInfer {version} is refused: {why}",
+        hint=f"use {'.'.join(map(str, OLDEST_FLASHINFER))} or newer in versions.json",
     )
 
 

@@ -111,6 +111,14 @@ def test_bad_input_is_one_line_and_a_hint(capsys, words, said):
     assert said in refused(capsys, *words)
 
 
+@pytest.mark.parametrize("version", ["0.6.15.post1", "0.5", "0.6"])
+def test_a_flashinfer_that_the_ranks_would_refuse_is_refused_by_the_plan(capsys, version):
+    assert main(["plan", "tiny", "--flashinfer-version", version]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"error: FlashInfer {version} is refused by the tuner: 0.6.16 is the oldest"
+    assert hint == "hint: use 0.6.16 or newer"
+
+
 def test_all_that_is_wrong_is_said_at_once(capsys):
     said = refused(capsys, "no-such-model", "--tp", "three", "--buckets", "0,y", "--seed", "z")
     for part in ("TP=three", "--buckets=0", "--buckets=y", "--seed=z", "no-such-model", "5 settings"):
