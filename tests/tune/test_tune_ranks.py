@@ -159,7 +159,8 @@ def test_a_previous_cache_is_taken_up_and_only_the_new_is_tuned(
     plan = make_plan()
     grown = replace(plan, ops=(replace(plan.ops[0], buckets=(1, 8, 32, 64)), plan.ops[1]))
     file = write_plan(grown, tmp_path / "plan.json")
-    done = tuner.run("pipeline.tune", file, tmp_path / "out", "--previous", tuned[0], "--timeout", 30)
+    words = ("--previous", tuned[0], "--timeout", 30)
+    done = tuner.run("pipeline.tune", file, tmp_path / "out", *words, fault="second_keys", rank="*")
     assert done.status == 0, done.stderr
     manifest, earlier = read_manifest(tmp_path / "out"), read_manifest(tuned[0])
     taken = [row for row in manifest.covered if row.note.startswith("taken up")]
@@ -174,6 +175,12 @@ def test_a_previous_cache_is_taken_up_and_only_the_new_is_tuned(
         (r.entry, str(r.tactic), r.time_ms) for r in earlier.covered
     }
     assert manifest.previous == earlier.files["autotune_configs.json"].sha256
+    # The earlier cache is from before answers were written under second keys: the new one has them for what it took up.
+    (stored,) = check_root(tmp_path / "out")[0].keys
+    assert stored.file is not None
+    held = [rank.entries for rank in manifest.ranks]
+    assert (len(manifest.covered), len(stored.file.entries), held) == (6, 12, [12, 12])
+    assert manifest.notes[-1].startswith("6 entries of fp8_gemm stand in the file a second time")
     assert check_root(tmp_path / "out")[1] == ()
 
 
