@@ -174,6 +174,7 @@ def _merge(arguments: argparse.Namespace) -> int:
     from pipeline.cache.read import read_cache
     from pipeline.cache.union import merge_files, merge_roots, write_file
     from pipeline.commands._caches import root_of
+    from pipeline.versions.findings import counted
 
     out = Path(arguments.out)
     if all(Path(name).is_file() for name in arguments.inputs):
@@ -184,7 +185,7 @@ def _merge(arguments: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         roots = [(name, stack.enter_context(root_of(name))) for name in arguments.inputs]
         keys = merge_roots(roots, out)
-    log.note(f"{out}: {len(keys)} keys")
+    log.note(f"{out}: {counted(len(keys), 'key')}")
     for key in keys:
         print(key)
     return int(Exit.OK)
@@ -198,11 +199,12 @@ def _export(arguments: argparse.Namespace) -> int:
     from pipeline.cache.tree import walk
     from pipeline.cache.union import merge_roots
     from pipeline.commands._caches import root_of, split_oci
+    from pipeline.versions.findings import counted
 
     with root_of(arguments.source) as root, tempfile.TemporaryDirectory(prefix="export-") as temporary:
         if not arguments.out.startswith("oci:"):
             keys = merge_roots([(arguments.source, root)], Path(arguments.out))
-            log.note(f"{arguments.out}: {len(keys)} keys; bake it with CACHE={arguments.out}")
+            log.note(f"{arguments.out}: {counted(len(keys), 'key')}; bake it with CACHE={arguments.out}")
         else:
             made = Path(temporary) / "root"
             keys = merge_roots([(arguments.source, root)], made)  # checks, and takes what belongs
@@ -226,6 +228,7 @@ def _prune(arguments: argparse.Namespace) -> int:
     from pipeline import log
     from pipeline.commands._store import remove, select, stored, used_manifests
     from pipeline.contract.errors import EngineError, UsageError
+    from pipeline.versions.findings import counted
 
     if arguments.older_than is None and arguments.max_size is None and not arguments.unused:
         raise UsageError("nothing says what to remove", hint="--older-than DAYS, --max-size SIZE, --unused")
@@ -244,5 +247,5 @@ def _prune(arguments: argparse.Namespace) -> int:
         if not arguments.dry_run:
             remove(entry)
     verb = "would remove" if arguments.dry_run else "removed"
-    log.note(f"{verb} {len(chosen)} caches, {sum(entry.size for entry, _ in chosen)} bytes")
+    log.note(f"{verb} {counted(len(chosen), 'cache')}, {sum(entry.size for entry, _ in chosen)} bytes")
     return int(Exit.OK)
