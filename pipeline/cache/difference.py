@@ -111,11 +111,18 @@ class Difference:
             "record": {name: {"a": was, "b": now} for name, (was, now) in self.record.items()},
         }
 
+    def line(self) -> str:
+        """How much differs, in one line."""
+        counts = ", ".join(f"{count} {op}" for op, count in self.per_op().items())
+        said = [f"{self.common} common shapes", f"{len(self.differ)} differ" + (f" ({counts})" if counts else "")]
+        said += [
+            f"{len(keys)} entries only in {name}" for name, keys in (("a", self.only_a), ("b", self.only_b)) if keys
+        ]
+        return ", ".join([*said, "another record"] if self.record else said)
+
     def lines(self) -> list[str]:
         """Everything for people."""
-        counts = ", ".join(f"{count} {op}" for op, count in self.per_op().items())
-        said = [f"a: {shown(self.a, 4096)}", f"b: {shown(self.b, 4096)}"]
-        said.append(f"{self.common} common shapes, {len(self.differ)} differ" + (f" ({counts})" if counts else ""))
+        said = [f"a: {shown(self.a, 4096)}", f"b: {shown(self.b, 4096)}", self.line()]
         for name, (was, now) in self.record.items():
             said.append(f"  record {shown(name, 40)}: {shown(was, 60)} | {shown(now, 60)}")
         said += [f"  {pair.line()}" for pair in self.differ[:_MOST]]
@@ -123,7 +130,7 @@ class Difference:
             said.append(f"  … and {len(self.differ) - _MOST} more")
         for name, keys in (("a", self.only_a), ("b", self.only_b)):
             if keys:
-                said.append(f"{len(keys)} entries only in {name}")
+                said.append(f"only in {name}:")
                 said += [f"  {shown(key)}" for key in keys[:_MOST]]
         if self.twice_a == self.twice_b:
             return said + [f"counted once: in each, {line}" for line in [told(self.twice_a)] if line]

@@ -94,5 +94,6 @@ def _clash(one: Stored, two: Stored) -> list[str]:
     names = [name for name, sha in sums(one.path).items() if sums(two.path).get(name) != sha]
     return [
         f"{one.key} is in two roots with different contents ({', '.join(names)})",
+        f"    a is {one.path}, b is {two.path}: {told.line()}",
         *(f"    {row.line()}" for row in told.differ[:_SHOWN]),
     ]
