@@ -94,7 +94,7 @@ def read_baked(root: str, key: str) -> Baked:
             _fill(baked, data.decode("utf-8"))
     except OSError as error:
         baked.broken = f"its manifest cannot be read: {error.strerror}"
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
         baked.broken = "its manifest is damaged"
     return baked
 

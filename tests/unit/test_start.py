@@ -284,6 +284,11 @@ def test_both_spellings_of_a_manifest_are_read_alike(tmp_path):
     assert seen[0] == seen[1] == ("", (H200, H200), 2, 3, {})
 
 
+def test_a_manifest_without_ranks_is_damaged(tmp_path):
+    samples.write(tmp_path, H200, ranks=())
+    assert read_baked(str(tmp_path), keys_below(str(tmp_path))[0]).broken == "its manifest is damaged"
+
+
 def test_entries_with_owners_are_counted_with_those_that_stand_twice(tmp_path):
     """Each rank holds one of three answers alone, under two keys; the rows name the first key of each."""
     owners = {samples.entry_key(8): (1,), "its second key": (1,), samples.entry_key(64): (0,), "another": (0,)}
