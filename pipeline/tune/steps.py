@@ -166,22 +166,28 @@ def start_time(pid: int) -> str:
 
 def lives(pid: int, started: str) -> bool:
     """Whether the process of this pid and start time still runs."""
-    return start_time(pid) == started and process_state(pid) not in ("", "Z", "X")
+    return bool(_state(pid, started))
 
 
 def alive(step: RankStep) -> bool:
     """Whether the process that wrote this step still runs."""
-    return lives(step.pid, step.started)
+    return bool(state_of(step))
 
 
 def state_of(step: RankStep | None) -> str:
     """The kernel's letter for the process that wrote this step, or empty where it no longer runs."""
-    return process_state(step.pid) if step is not None and alive(step) else ""
+    return _state(step.pid, step.started) if step is not None else ""
 
 
 def stopped(letter: str) -> bool:
     """Whether the kernel's letter is that of a process stopped by a signal or a debugger."""
     return letter in ("T", "t")
+
+
+def _state(pid: int, started: str) -> str:
+    """The letter of a process that runs, from one look: at a second one its pid may be somebody else's."""
+    fields = _stat(pid)
+    return fields[0] if len(fields) > 19 and fields[19] == started and fields[0] not in ("Z", "X") else ""
 
 
 def _stat(pid: int) -> list[str]:
