@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pipeline.contract.bounds import budget, seconds
+from pipeline.contract.bounds import budget, seconds, whole
 from pipeline.contract.plan import MOST_RANKS
 
 from .judging.budget import CPU_SECONDS, GPU_SECONDS
@@ -14,9 +14,7 @@ from .strategy import STRATEGIES
 
 def ranks(text: str) -> int:
     """A number of ranks."""
-    if text.isascii() and text.isdecimal() and len(text) <= 6 and 1 <= int(text) <= MOST_RANKS:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks from 1 to {MOST_RANKS}")
+    return whole(text, "ranks", MOST_RANKS)
 
 
 def parser() -> argparse.ArgumentParser:
