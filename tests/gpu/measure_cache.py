@@ -48,6 +48,23 @@ def _load(root: Path) -> tuple[Any, Any]:
     return place, Manifest.from_json(json.loads((place / "manifest.json").read_bytes()))
 
 
+def loaded(root: Path) -> tuple[Any, Any, Any]:
+    """FlashInfer's tuner with a cache in force, as a server has it, in which nothing may be tuned; manifest, device."""
+    import torch
+
+    from pipeline.tune import flashinfer_api
+    from pipeline.tune.tuner import ObservedTuner
+
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    tuner = ObservedTuner({}, forbid=True)
+    flashinfer_api.install(tuner)
+    place, manifest = _load(root)
+    if not tuner.load_configs(str(place / "autotune_configs.json")):
+        raise SystemExit("FlashInfer does not load this cache here")
+    return tuner, manifest, device
+
+
 def _questions(manifest: Any, device: Any, tuner: Any, tokens_of: Any) -> Any:
     """(op, tokens, question) for every count, with the loaded cache in force."""
     from pipeline.tune.coverage import settings
@@ -80,15 +97,8 @@ def main() -> None:
 
     from pipeline.tune import flashinfer_api
     from pipeline.tune.judging.bench import DEFAULT, Candidate
-    from pipeline.tune.tuner import ObservedTuner
 
-    device = torch.device("cuda", 0)
-    torch.cuda.set_device(device)
-    tuner = ObservedTuner({}, forbid=True)
-    flashinfer_api.install(tuner)
-    place, manifest = _load(options.root)
-    if not tuner.load_configs(str(place / "autotune_configs.json")):
-        raise SystemExit("FlashInfer does not load this cache here")
+    tuner, manifest, device = loaded(options.root)
     ready = time.monotonic() - began
     rows: list[dict[str, Any]] = []
     others: dict[tuple[str, int], Any] = {}

@@ -13,6 +13,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from .measure_cache import loaded
+
 
 def _answers(tuner: Any, case: Any, tokens: int) -> list[tuple[Any, ...]]:
     tuner.watch.clear()
@@ -27,20 +29,11 @@ def main(root: Path) -> None:
     """Ask for each bucket of each fp8 product twice."""
     import torch
 
-    from pipeline.contract.manifest import Manifest
-    from pipeline.tune import flashinfer_api
     from pipeline.tune.coverage import settings
     from pipeline.tune.ops import adapter_of
-    from pipeline.tune.tuner import ObservedTuner
 
-    device = torch.device("cuda", 0)
-    torch.cuda.set_device(device)
-    tuner = ObservedTuner({}, forbid=True)
-    flashinfer_api.install(tuner)
-    (place,) = (path.parent for path in root.glob("*/*/*/manifest.json"))
-    plan = Manifest.from_json(json.loads((place / "manifest.json").read_bytes())).plan
-    if not tuner.load_configs(str(place / "autotune_configs.json")):
-        raise SystemExit("FlashInfer does not load this cache here")
+    tuner, manifest, device = loaded(root)
+    plan = manifest.plan
     asked = hit = alike = 0
     with torch.no_grad():
         for op in (one for one in plan.ops if one.op == "bmm_fp8"):
