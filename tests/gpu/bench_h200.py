@@ -1,6 +1,6 @@
 """What one GPU of compute capability 9.0 shows: plan, tune, replay in fresh processes, and the numbers.
 
-    python -m tests.gpu.bench_h200 OUT [--smoke|--brief|--pair|--once|--large] [--seconds 520] …
+    python -m tests.gpu.bench_h200 OUT [--smoke|--brief|--pair|--once|--octets|--large] [--seconds 520] …
 
 Needs torch, FlashInfer, nvcc and ninja. Every step is a process of its own with a bound; one that fails is noted and
 the next begins. OUT gets results.json, written anew after each step, log.txt, and the manifests. Plans lie beside this
@@ -28,6 +28,34 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FAULTS = ROOT / "tests" / "tune" / "faults"
 STATES = ("at rest", "under load")
+BETWEEN = (
+    3,
+    5,
+    6,
+    10,
+    13,
+    19,
+    22,
+    27,
+    37,
+    45,
+    51,
+    60,
+    69,
+    77,
+    90,
+    101,
+    117,
+    125,
+    139,
+    155,
+    171,
+    187,
+    203,
+    219,
+    235,
+    251,
+)
 FP8 = {"a": "float8_e4m3fn", "b": "float8_e4m3fn", "out": "bfloat16"}
 
 
@@ -279,6 +307,21 @@ def once(bench: Bench, version: str) -> None:
     measure(bench, "on-1", "on-1-untuned-counts", "--untuned")
 
 
+def octets(bench: Bench, version: str) -> None:
+    """The 8B shapes in fp8 to 256 tokens, with buckets where cuBLAS's list of algorithms changes; measured between them."""
+    counts = tuple(sorted({1, 2, 4, *range(7, 256, 8), *range(8, 257, 8)}))
+    planned = both(read_plan("llama-3.1-8b", version))
+    ops = tuple(replace(op, buckets=counts) for op in planned.ops if op.op == "bmm_fp8")
+    plan = write(
+        replace(planned, model="Llama-3.1-8B in fp8, to 256 tokens", ops=ops, round_up=True),
+        bench.work / "octets.plan.json",
+    )
+    tune(bench, plan, "octets", bound=300)
+    bench.step("replay octets", ["pipeline.tune.replay", "--root", bench.work / "octets"], 60)
+    measure(bench, "octets", "octets-untuned-counts", "--untuned", ",".join(map(str, BETWEEN)))
+    measure(bench, "octets", "octets-tuned-counts")
+
+
 def large(bench: Bench, version: str) -> None:
     """Llama-3.3-70B-FP8 on one GPU: tuned once, judged, replayed and measured."""
     plan = write(read_plan("llama-3.3-70b-fp8", version), bench.work / "70b.plan.json")
@@ -289,7 +332,7 @@ def large(bench: Bench, version: str) -> None:
     measure(bench, "70b", "70b-untuned-counts", "--untuned")
 
 
-MODES = {"smoke": smoke, "brief": brief, "pair": pair, "once": once, "large": large}
+MODES = {"smoke": smoke, "brief": brief, "pair": pair, "once": once, "octets": octets, "large": large}
 
 
 def main() -> None:

@@ -1,11 +1,12 @@
 """A fresh process that times what a tuned cache chose against FlashInfer's untuned default, side by side.
 
-    python -m tests.gpu.measure_cache ROOT OUT.json [--untuned] [--against OTHER_ROOT] [--rounds N]
+    python -m tests.gpu.measure_cache ROOT OUT.json [--untuned [COUNTS]] [--against OTHER_ROOT] [--rounds N]
 
 Loads the cache as a server would, asks the real AutoTuner what answers each token count, and times that and the
 default (the first runner's tactic -1) as CUDA graphs with cold weights, in alternating rounds. A ratio below 1 means
 that the tuned choice is faster. Where the choice is the default both sides are the same: their ratio shows the noise.
 From 128 tokens on both are timed at rest and under load: `ratios` holds the two, `ratio` is their geometric mean.
+With --untuned, at token counts that are no bucket of the plan: those below, or others, separated by commas.
 With --against, entries that differ between two caches are timed against each other instead.
 """
 
@@ -88,7 +89,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("root", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--untuned", action="store_true")
+    parser.add_argument("--untuned", nargs="?", default=None, const=UNTUNED, metavar="COUNTS",
+                        type=lambda text: tuple(int(count) for count in text.split(",")))  # fmt: skip
     parser.add_argument("--against", type=Path)
     parser.add_argument("--rounds", type=int, default=24)
     options = parser.parse_args()
@@ -111,7 +113,7 @@ def main() -> None:
         if options.against is not None:
             return [bucket for bucket in op.buckets if (op.name, bucket) in others]
         if options.untuned:
-            return [tokens for tokens in UNTUNED if tokens < op.buckets[-1] and tokens not in op.buckets]
+            return [tokens for tokens in options.untuned if tokens < op.buckets[-1] and tokens not in op.buckets]
         return list(op.buckets)
 
     with torch.no_grad():
