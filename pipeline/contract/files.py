@@ -36,9 +36,14 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o644) -> bool:
     return True
 
 
+def json_bytes(value: object) -> bytes:
+    """`value` as indented JSON with a final newline."""
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
+
+
 def write_json(path: Path, value: object, *, mode: int = 0o644) -> bool:
-    """Write `value` as indented JSON with a final newline, whole or not at all."""
-    return write_whole(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode=mode)
+    """Write `value` as `json_bytes` spells it, whole or not at all."""
+    return write_whole(path, json_bytes(value), mode=mode)
 
 
 @contextlib.contextmanager

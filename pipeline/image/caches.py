@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.cache.difference import Side, difference
 from pipeline.cache.store import check_root
 from pipeline.cache.tree import Stored, sums
-from pipeline.contract.digest import sha256_file
+from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import CacheRefused, UsageError
+from pipeline.contract.files import write_whole
 from pipeline.contract.key import Key
 from pipeline.contract.manifest import Manifest
 from pipeline.contract.places import MANIFEST_FILE
@@ -33,20 +34,32 @@ class CacheMissing(UsageError):
 
 @dataclass(frozen=True)
 class Baked:
-    """One key to bake: where its directory lies on the host, and its manifest."""
+    """One key to bake: where its directory lies on the host, and its manifest.
+
+    `rewritten` holds files, by name, that are baked with other bytes than lie there (`complete`).
+    """
 
     key: Key
     path: Path
     manifest: Manifest
+    rewritten: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def manifest_bytes(self) -> bytes:
+        """manifest.json as it is baked."""
+        known = self.rewritten.get(MANIFEST_FILE)
+        return (self.path / MANIFEST_FILE).read_bytes() if known is None else known
 
     @property
     def manifest_sha256(self) -> str:
-        """sha256 of manifest.json as it lies there."""
-        return sha256_file(self.path / MANIFEST_FILE)
+        """sha256 of manifest.json as it is baked."""
+        return sha256_bytes(self.manifest_bytes)
 
     def copy_below(self, root: Path) -> None:
         """Copy the key's directory to its place below a cache root."""
         shutil.copytree(self.path, root / str(self.key))
+        for name, data in self.rewritten.items():
+            write_whole(root / str(self.key) / name, data)
 
 
 def collect(roots: Sequence[Path]) -> tuple[Baked, ...]:

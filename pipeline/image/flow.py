@@ -21,6 +21,7 @@ from .bake import bake
 from .buildkit import Built, Stage
 from .caches import Baked, CachesRefused, collect
 from .choose import choose, filler
+from .complete import complete
 from .gpus import Gpus
 from .guard import connected
 from .libraries import check_same
@@ -134,7 +135,7 @@ def _inputs(request: Request, prepared: Prepared, tuner: str) -> store.Inputs:
 def _keys(request: Request, prepared: Prepared, clock: Clock, logfile: Path, *, trust_memory: bool) -> Keys:
     if request.caches:
         with log.step("judge the imported caches"):
-            return Keys(collect(request.caches), 0.0, reused=True)
+            return Keys(complete(collect(request.caches)), 0.0, reused=True)
     return tuned_root(request, prepared, clock, logfile, trust_memory=trust_memory)
 
 

@@ -7,6 +7,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
+from pipeline.cache.otherkeys import OTHERS
 from pipeline.contract.manifest import Manifest
 from pipeline.contract.verdict import Verdict
 
@@ -24,7 +25,10 @@ def _size(count: int) -> str:
 def _verified(verdict: Verdict) -> str:
     if verdict.level != "replay":
         return "static only: NOT REPLAYED on the key's device"
-    return f"replay: {verdict.checks.get('hits', 0)} of {verdict.checks.get('replayed calls', 0)} calls hit"
+    checks = verdict.checks
+    others = checks.get("calls as others ask", 0)
+    more = f", and {checks.get('hits as others ask', 0)} of {others} for {OTHERS}" if others else ""
+    return f"replay: {checks.get('hits', 0)} of {checks.get('replayed calls', 0)} calls hit{more}"
 
 
 def rows(outcome: Outcome) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ from pipeline.home import cache_home
 
 from .buildkit import Builder
 from .caches import Baked, check_flashinfer, collect
+from .complete import complete
 from .contain import Sandbox, created
 from .contexts import stage_key
 from .device import read_processor
@@ -138,7 +139,7 @@ def graft(image: str, roots: Sequence[Path], request: Request) -> Changed:
     """Add the keys below `roots` to `image`, a layer each; raise what stands against it before anything is made."""
     from pipeline.engine import ensure
 
-    keys = collect(roots)
+    keys = complete(collect(roots))
     logfile = log_file(cache_home(), "graft")
     engine = ensure(store=request.store or None)
     with connected(engine) as client, tempfile.TemporaryDirectory(prefix="graft-") as temporary:

@@ -246,6 +246,9 @@ def _note(who: str, ended: Ended, sheet: _Sheet) -> None:
     calls, hits = int(told.get("calls", 0)), int(told.get("hits", 0))
     sheet.count("replayed calls", calls)
     sheet.count("hits", hits)
+    if told.get("other_calls"):  # an image of earlier code does not ask
+        sheet.count("calls as others ask", int(told["other_calls"]))
+        sheet.count("hits as others ask", int(told["other_hits"]))
     said = [*told.get("misses", ()), *told.get("wrong", ()), *told.get("record_differences", ())]
     sheet.findings += [f"as {who}: {item if isinstance(item, str) else json.dumps(item)}" for item in said]
     if calls == 0:

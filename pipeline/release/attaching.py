@@ -10,7 +10,6 @@ from pathlib import Path
 
 from pipeline import log
 from pipeline.contract.digest import sha256_json
-from pipeline.contract.places import MANIFEST_FILE
 from pipeline.contract.verdict import Verdict
 from pipeline.image.contexts import FIXED_TIME
 from pipeline.image.flow import Finished
@@ -72,7 +71,7 @@ class Proofs:
 
 def _manifests(done: Finished) -> Iterator[Attachment]:
     for key in done.keys:
-        yield autotune((key.path / MANIFEST_FILE).read_bytes())
+        yield autotune(key.manifest_bytes)
 
 
 def _has_sbom(attached: tuple[Descriptor, ...]) -> bool:

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from pipeline import log
+from pipeline.cache.otherkeys import OTHERS
 from pipeline.cache.tree import Stored, find_keys, read_key
 from pipeline.contract.bounds import seconds
 from pipeline.contract.digest import sha256_file
@@ -83,6 +84,9 @@ def join(results: Sequence[dict[str, Any]], manifest: Manifest) -> dict[str, Any
         "calls": sum(r["calls"] for r in results),
         "hits": sum(r["hits"] for r in results),
         "between": sum(r["between"] for r in results),  # lookups that no entry of an exact key can answer
+        # The same lookups as callers make whose inputs have other shapes, where that is another key
+        "other_calls": sum(r["other_calls"] for r in results),
+        "other_hits": sum(r["other_hits"] for r in results),
         "misses": _together([(r["rank"], miss) for r in results for miss in r["misses"]]),
         "wrong": _together([(r["rank"], wrong) for r in results for wrong in r["wrong"]]),
         "record": first["record"],
@@ -104,7 +108,9 @@ def _together(found: Sequence[tuple[int, dict[str, Any]]]) -> list[dict[str, Any
 def failures(told: dict[str, Any]) -> list[str]:
     """Every reason to refuse the cache, in words."""
     lines = [
-        f"{m['op']} at {m['tokens']} tokens (bucket {m['bucket']}): no entry answers; expected {m['entry']}"
+        f"{m['op']} at {m['tokens']} tokens (bucket {m['bucket']}): no entry answers"
+        + (f" {m['caller']}" if m.get("caller") else "")
+        + f"; expected {m['entry']}"
         for m in told["misses"]
     ]
     lines += [f"{w['op']} at {w['tokens']} tokens: {w['reason']}" for w in told["wrong"]]
@@ -184,7 +190,8 @@ def main(words: list[str] | None = None) -> int:
         lines = failures(told)
         if lines:
             raise ReplayFailed(f"{len(lines)} findings: {lines[0]}", details=lines[:_SHOWN], hint="tune again")
-        log.note(f"{told['hits']} of {told['calls']} lookups hit, nothing was measured, every output is right")
+        others = f", {told['other_hits']} of {told['other_calls']} for {OTHERS}" if told["other_calls"] else ""
+        log.note(f"{told['hits']} of {told['calls']} lookups hit{others}, nothing was measured, every output is right")
     except PipelineError as error:
         log.fail(error)
         return int(error.exit_code)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.cache.otherkeys import OTHERS, other_keys
 from pipeline.cache.tree import load_manifest
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.files import write_json
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from .ops import Case
-    from .tuner import ObservedTuner
+    from .tuner import Lookup, ObservedTuner, Question
 
 
 @dataclass
@@ -36,6 +37,8 @@ class Replay:
     calls: int = 0
     hits: int = 0
     between: int = 0
+    other_calls: int = 0  # the same asked as callers do whose inputs have other shapes
+    other_hits: int = 0
     misses: list[dict[str, Any]] = field(default_factory=list)
     wrong: list[dict[str, Any]] = field(default_factory=list)
 
@@ -63,11 +66,13 @@ class Replay:
 
     def _one(self, op: OpPlan, case: Case, tokens: int, bucket: int, entries: list[str]) -> None:
         self.tuner.watch.clear()
+        self.tuner.watch.questions = questions = list["Question"]()
         excess, error = 0.0, ""
         try:
             excess = case.excess(tokens, case.call(tokens))
         except Exception as failure:  # noqa: BLE001 - a tactic may fail in any way; that is a finding
             error = f"{type(failure).__name__}: {failure}"
+        self.tuner.watch.questions = None
         asked = list(self.tuner.watch.lookups)
         lookups = [one for one in asked if one.hit or tokens == bucket or op.options.get("hits") != "exact"]
         self.between += len(asked) - len(lookups)  # such a key holds the token count itself: no entry can answer
@@ -79,6 +84,9 @@ class Replay:
                 self.misses.append({"op": op.name, "bucket": bucket, "tokens": tokens, "entry": entry or lookup.key})
             elif entries and lookup.key not in entries:
                 self.fault(op.name, tokens, f"{lookup.key} answered in place of {entry}", entry=entry)
+        for question in questions:
+            if question.lookup in lookups and other_keys(question.lookup.key):
+                self._as_others(op, tokens, bucket, self.tuner.ask_as_others(question))
         if not asked:
             self.fault(op.name, tokens, "search_cache was never asked", entry=entry)
         chosen = f"{asked[-1].runner} tactic {asked[-1].tactic}" if asked else "the op"
@@ -87,6 +95,13 @@ class Replay:
         elif not excess <= 1.0:
             reason = f"the output of {chosen} is wrong"
             self.fault(op.name, tokens, reason, entry=entry, excess=f"{excess:.3g} times the bound")
+
+    def _as_others(self, op: OpPlan, tokens: int, bucket: int, lookup: Lookup) -> None:
+        self.other_calls += 1
+        self.other_hits += lookup.hit
+        if not lookup.hit:
+            miss = {"op": op.name, "bucket": bucket, "tokens": tokens, "entry": lookup.key, "caller": OTHERS}
+            self.misses.append(miss)
 
 
 def work(directory: Path, place: Path, steps: Steps) -> None:
@@ -129,6 +144,8 @@ def work(directory: Path, place: Path, steps: Steps) -> None:
             "calls": found.calls,
             "hits": found.hits,
             "between": found.between,
+            "other_calls": found.other_calls,
+            "other_hits": found.other_hits,
             "misses": found.misses,
             "wrong": found.wrong,
             "measured": tuner.watch.measured,

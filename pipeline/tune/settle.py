@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.cache.otherkeys import told
+from pipeline.cache.otherkeys import how_many_more, told, with_other_keys
 from pipeline.contract.digest import canonical_json
 from pipeline.contract.files import write_whole
 from pipeline.contract.key import make_key
@@ -18,7 +18,6 @@ from pipeline.contract.places import CACHE_FILE
 
 from . import flashinfer_api
 from .agreement import Held, RankResult, merge
-from .alike import how_many_more, with_other_keys
 from .coverage import CoverageMissing, cover
 from .cpu_shim import SUBSTITUTIONS
 from .doubts import doubtful

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from pipeline.cache.otherkeys import other_shapes
+
 from . import flashinfer_api
 from .attempt import Attempt
 from .guard import OUT_OF_MEMORY, TacticCrashed, TacticOutOfMemory, guarded, preparing, survive
@@ -140,6 +142,36 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
         **kwargs: Theirs,
     ) -> Theirs:
         """Look up for real and note the answer."""
+        found, lookup = self._look_up(custom_op, runners, input_shapes, tuning_config, inputs, **kwargs)
+        self.watch.lookups.append(lookup)
+        if not self.is_tuning_mode:
+            bucket = _bucket(lookup.profile, tuning_config)
+            entry = lookup.key if lookup.hit else ""
+            self.tried(Attempt(custom_op, lookup.runner, lookup.tactic, lookup.profile, bucket, entry))
+        if self.watch.questions is not None and inputs is not None:
+            self.watch.questions.append(
+                Question(custom_op, tuple(runners), tuning_config, list(inputs), dict(self._kwargs), lookup)
+            )
+        return found
+
+    def ask_as_others(self, question: Question) -> Lookup:
+        """What a caller gets who asks the same with inputs of other shapes (`pipeline.cache.otherkeys`).
+
+        Only looked up, not run, and not noted. The inputs give no more than dtypes to the key here.
+        """
+        shapes = other_shapes(self._get_input_sizes(question.inputs))
+        return self._look_up(question.custom_op, question.runners, shapes, question.config, question.inputs)[1]
+
+    def _look_up(
+        self,
+        custom_op: str,
+        runners: Theirs,
+        input_shapes: Theirs,
+        tuning_config: Theirs,
+        inputs: Theirs = None,
+        **kwargs: Theirs,
+    ) -> tuple[Theirs, Lookup]:
+        """What the real `search_cache` returns, and what that says."""
         found = super().search_cache(custom_op, runners, input_shapes, tuning_config, inputs, **kwargs)
         hit, runner_id, tactic, _ = found
         runner = runners[runner_id]
@@ -153,19 +185,7 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
             type(runner).__name__,
             _at._tactic_to_json(tactic),
         )
-        self.watch.lookups.append(lookup)
-        if not self.is_tuning_mode:
-            bucket = _bucket(key.nearest_profile, tuning_config)
-            self.tried(
-                Attempt(
-                    custom_op, lookup.runner, lookup.tactic, key.nearest_profile, bucket, key.file_key if hit else ""
-                )
-            )
-        if self.watch.questions is not None and inputs is not None:
-            self.watch.questions.append(
-                Question(custom_op, tuple(runners), tuning_config, list(inputs), dict(self._kwargs), lookup)
-            )
-        return found
+        return found, lookup
 
     def _prepare_input_tensors(self, *args: Theirs, **kwargs: Theirs) -> Theirs:
         with preparing("drawing inputs", self._op):

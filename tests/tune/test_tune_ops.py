@@ -102,13 +102,16 @@ def test_the_other_keys_of_fp8_products_are_those_that_flashinfer_writes(tuner: 
         "import torch\n"
         "from flashinfer.autotuner import AutoTuner\n"
         "from flashinfer.gemm import gemm_base\n"
-        "from pipeline.cache.otherkeys import other_keys\n"
+        "from pipeline.cache.otherkeys import other_keys, other_shapes\n"
         "config = gemm_base._FP8_GEMM_SM100_TUNING_CONFIG\n"
         "extras = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.bfloat16)\n"
-        "def key(scale):\n"
-        "    shapes = ((1, 7, 64), (1, 64, 32), scale, scale, (1, 7, 32), (32 << 20,))\n"
+        "def shapes(scale):\n"
+        "    return ((1, 7, 64), (1, 64, 32), scale, scale, (1, 7, 32), (32 << 20,))\n"
+        "def key(shapes):\n"
         "    return AutoTuner._get_cache_key('fp8_gemm', object(), shapes, config, extras).file_key\n"
-        "print(json.dumps([other_keys(key(())), [key((1,))], other_keys(key((1,)))]))\n"
+        "others = other_keys(key(shapes(())))\n"
+        "asked = key(other_shapes(shapes(())))\n"
+        "print(json.dumps([others, [key(shapes((1,)))], [asked], other_keys(asked)]))\n"
     )
     done = subprocess.run(
         [tuner.python, "-c", script],
@@ -118,8 +121,8 @@ def test_the_other_keys_of_fp8_products_are_those_that_flashinfer_writes(tuner: 
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    others, written, none = json.loads(done.stdout.splitlines()[-1])
-    assert others == written
+    others, written, asked, none = json.loads(done.stdout.splitlines()[-1])
+    assert others == written == asked
     assert none == []
 
 

@@ -182,6 +182,31 @@ def test_a_previous_cache_is_taken_up_and_only_the_new_is_tuned(
     assert (len(manifest.covered), len(stored.file.entries), held) == (6, 12, [12, 12])
     assert manifest.notes[-1].startswith("6 entries of fp8_gemm stand in the file a second time")
     assert check_root(tmp_path / "out")[1] == ()
+    _replay_asks_for_both(tuner, tmp_path / "out")
+
+
+def _replay_asks_for_both(tuner: Tuner, root: Path) -> None:
+    done = tuner.run("pipeline.tune.replay", "--root", root, fault="second_keys", rank="*")
+    assert done.status == 0, done.stderr
+    told = done.told
+    assert told["calls"] == told["hits"] == told["other_calls"] == told["other_hits"] > 0
+    said = f"{told['calls']} of {told['calls']}"
+    assert f"{said} lookups hit, {said} for callers whose scales have the shape (1,)" in done.stderr
+    path = only_key(root) / "autotune_configs.json"
+    entries = json.loads(path.read_text())
+    second = next(key for key in entries if ", (1, 192, 64), " in key)
+    del entries[second]
+    path.write_text(json.dumps(entries))
+    done = tuner.run("pipeline.tune.replay", "--root", root, fault="second_keys", rank="*")
+    assert done.status == 7
+    told = done.told
+    assert told["hits"] == told["calls"] == told["other_calls"] > told["other_hits"]
+    assert {(miss["caller"], tuple(miss["ranks"])) for miss in told["misses"]} == {
+        ("callers whose scales have the shape (1,)", (0, 1))
+    }
+    assert "no entry answers callers whose scales have the shape (1,); expected ('cpu_mm', " in done.stderr
+    done = tuner.run("pipeline.tune.replay", "--root", root)  # who asks as it was tuned misses nothing
+    assert (done.status, done.told["other_calls"]) == (0, 0), done.stderr
 
 
 @pytest.mark.once

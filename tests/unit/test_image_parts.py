@@ -385,7 +385,10 @@ def test_a_retuned_image_shows_what_its_replay_counted(capsys: pytest.CaptureFix
     verdict = Verdict("c", "l", "m", "k", "d", "replay", "pass", checks)
     show_changed(Changed("i:t", "id", ("k",), verdict, ("a", "b"), 14.06), as_json=False)
     shown = capsys.readouterr().err
-    assert "replay: 359 of 360 calls hit" in shown and "14.1 s" in shown
+    assert "replay: 359 of 360 calls hit\n" in shown and "14.1 s" in shown
+    more = replace(verdict, checks={**checks, "calls as others ask": 36, "hits as others ask": 35})
+    show_changed(Changed("i:t", "id", ("k",), more, ()), as_json=False)
+    assert "calls hit, and 35 of 36 for callers whose scales have the shape (1,)\n" in capsys.readouterr().err
     show_changed(Changed("i:t", "id", ("k",), replace(verdict, level="static"), ()), as_json=False)
     shown = capsys.readouterr().err
     assert "NOT REPLAYED" in shown and "tune time" not in shown

@@ -10,6 +10,7 @@ import importlib.abc
 import importlib.util
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -74,10 +75,18 @@ def stopped():
 
 
 def second_keys():
-    """Answers of `cpu_mm` stand under a second key, as those of `bmm_fp8` do, which needs a GPU."""
+    """Answers of `cpu_mm` stand under a second key, as those of `bmm_fp8` do, which needs a GPU.
+
+    It is that of a weight of shape (1, n, k) in place of (n, k).
+    """
+
+    def other_keys(key):
+        other = re.sub(r"^(\('cpu_mm', '\w+', \(\(\d+, \d+\), \()(\d+, \d+\), )", r"\g<1>1, \2", key)
+        return (other,) if other != key else ()
 
     def change(module):
-        module.other_keys = lambda key: (key.replace("((", "((7, ", 1),) if "((7, " not in key else ()
+        module.other_keys = other_keys
+        module.other_shapes = lambda shapes: (shapes[0], (1, *shapes[1]), *shapes[2:])
 
     _after("pipeline.cache.otherkeys", change)
 

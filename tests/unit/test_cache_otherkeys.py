@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.cache.otherkeys import other_keys, told
+from pipeline.cache.otherkeys import how_many_more, other_keys, told, with_other_keys
 from pipeline.tune.agreement import Held
-from pipeline.tune.alike import how_many_more, with_other_keys
 
 # As FlashInfer 0.6.16.post3 wrote them on an H200
 SHAPES, DTYPES = "((1, 8, 4096), (1, 4096, 6144), {}, (1, -1, 6144), (-1,))", "torch.float8_e4m3fn"
