@@ -59,7 +59,10 @@ def add_rank_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--no-resume", action="store_true", help="take up nothing of an interrupted tuning, as --retune")
     group.add_argument("--previous", type=Path, metavar="DIR", help="let the ranks start from this cache root")
     group.add_argument(
-        "--tune-in", default="", choices=("", "stage", "container", "import"), help="where the ranks run"
+        "--tune-in",
+        default="",
+        choices=("stage", "container", "import"),
+        help="where the ranks run (default: what the engine can do, which is asked and said)",
     )
     add_gpus(group)
     group.add_argument("--require-idle", action="store_true", help="refuse GPUs that other processes use")
@@ -74,10 +77,12 @@ def add_rank_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--strategy",
         default="",
-        choices=("", "synchronized", "leader", "independent", "sharded"),
-        help="how the ranks share the work",
+        choices=("synchronized", "leader", "independent", "sharded"),
+        help="how the ranks share the work (default: the best that this FlashInfer allows)",
     )
-    group.add_argument("--judge", default="", choices=("", "on", "off"), help="judge each choice against the default")
+    group.add_argument(
+        "--judge", default="", choices=("on", "off"), help="judge each choice against the default (default: on)"
+    )
     group.add_argument("--judge-budget", type=budget, metavar="S", help="bound of judging: seconds per op and bucket")
     group.add_argument(
         "--jurors",
@@ -96,7 +101,12 @@ def add_gpus(group: argparse._ActionsContainer) -> None:
 
 def add_store(group: argparse._ActionsContainer) -> None:
     """Add the image store of an engine that has to be started."""
-    group.add_argument("--store", choices=("", "classic", "containerd"), default="", help="of an engine we start")
+    group.add_argument(
+        "--store",
+        choices=("classic", "containerd"),
+        default="",
+        help="of an engine we start (default: what it had, at first classic)",
+    )
 
 
 def add_result_arguments(parser: argparse._ActionsContainer, image: str) -> None:

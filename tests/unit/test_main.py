@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from pipeline.__main__ import _parser, main
+from pipeline.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -77,3 +82,23 @@ def test_ctrl_c_right_after_the_start_ends_with_130() -> None:
         own_words = "init_import_site" in said or "Could not import runpy module" in said
         assert status in (130, 0, -signal.SIGINT) or (status == 1 and own_words), said
         assert status != 130 or "Traceback" not in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_offers_no_empty_choice(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def offered(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+        for action in parser._actions:
+            for choice in action.choices or ():
+                yield action.dest, choice
+            if isinstance(action, argparse._SubParsersAction):
+                for below in action.choices.values():
+                    yield from offered(below)
+
+    assert [dest for dest, choice in offered(_parser([command])) if not choice] == []
+    if command == "image":
+        with pytest.raises(SystemExit, match="0"):
+            main([command, "--help"])
+        assert "--strategy {synchronized,leader,independent,sharded}" in capsys.readouterr().out
+        for wrong in ("", "none"):
+            assert main([command, "tiny", "--judge", wrong]) == 2
+            assert f"invalid choice: {wrong!r}" in capsys.readouterr().err
