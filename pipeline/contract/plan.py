@@ -43,7 +43,8 @@ class OpPlan:
     expert and how many deal the experts out. `dtypes` maps the adapter's tensor names to torch dtype names. `buckets`
     are token counts, ascending. `backends` compete for each bucket; empty where an adapter has no choice. `options`
     are read by the adapter (docs/models.md lists them). `ranks` lists the ranks that hold the op; empty means all.
-    `name`, `layers` (how many layers of the model run it) and `notes` are for people and stay out of the digest.
+    `name`, `layers` (how many layers of the model run it), `notes` and `unserved` (why no server looks its entries up;
+    empty where one may) are for people and stay out of the digest.
     """
 
     name: str
@@ -56,11 +57,12 @@ class OpPlan:
     ranks: tuple[int, ...] = ()
     layers: int = 1
     notes: tuple[str, ...] = ()
+    unserved: str = ""
 
     def meaning(self) -> dict[str, Any]:
         """The part of this op that decides what is tuned."""
         whole = asdict(self)
-        del whole["name"], whole["layers"], whole["notes"]
+        del whole["name"], whole["layers"], whole["notes"], whole["unserved"]
         whole["ranks"] = sorted(self.ranks)
         return whole
 
@@ -134,6 +136,9 @@ class Plan:
         whole = asdict(self)
         if self.engine is None:
             del whole["engine"]
+        for op in whole["ops"]:
+            if not op["unserved"]:
+                del op["unserved"]
         return {"schema": SCHEMA, "digest": self.digest, **whole}
 
     @staticmethod
@@ -174,6 +179,7 @@ def _op(value: object, where: str) -> OpPlan:
         ranks=tuple(value.get("ranks", ())),
         layers=int(value.get("layers", 1)),
         notes=tuple(str(n) for n in value.get("notes", ())),
+        unserved=str(value.get("unserved", "")),
     )
 
 

@@ -9,7 +9,7 @@ from .choice import Context, NotTuned, changed, padded, unproven
 from .moe import moe_op
 from .parts import Part
 from .quant import Kind
-from .served import who_finds
+from .served import served
 from .target import BLACKWELL, HOPPER_ON, backends
 
 FP4_MULTIPLE = 32  # to which vLLM (utils/nvfp4_utils.py) and SGLang (modelopt_quant.py) pad nvfp4 weights
@@ -117,7 +117,7 @@ def choose(part: Part, context: Context) -> tuple[list[OpPlan], list[Untuned]]:
         op = (_cuda_gemm if part.moe is None else moe_op)(part, context)
     except NotTuned as refusal:
         return [], [Untuned(part.name, str(refusal))]
-    op = changed(op, notes=(*op.notes, who_finds(op, context.target.sm)))
+    op = served(op, context.target.sm)
     missing = [b for b in context.buckets if b not in op.buckets]
     if not missing:
         return [op], []

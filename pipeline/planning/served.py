@@ -9,6 +9,7 @@ modelopt_quant.py, mxfp4.py; srt/layers/moe; srt/arg_groups; srt/model_executor/
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pipeline.contract.plan import OpPlan
 
@@ -18,26 +19,19 @@ VLLM = "vLLM (0.28, 0.33)"
 SGLANG = "SGLang (0.5.23)"
 # The FlashInfer that each pins, by the requirements of its package
 _PINS = (("vLLM 0.28.0", "0.6.16.post3"), ("vLLM 0.33.0", "0.7.2.post1"), ("SGLang 0.5.23", "0.7.2"))
-_NO_SERVER = "no server finds these entries, only callers of FlashInfer itself: "
-_BELOW_HOPPER = f"{_NO_SERVER}{VLLM} and {SGLANG} load none below compute capability 9.0"
-_BF16 = f"{_NO_SERVER}{VLLM} and {SGLANG} run unquantized products through torch"
+_BELOW_HOPPER = f"{VLLM} and {SGLANG} load none below compute capability 9.0"
+_BF16 = f"{VLLM} and {SGLANG} run unquantized products through torch"
 _CUTLASS = "with --moe-backend flashinfer_cutlass"
 _CUTLASS_SGLANG = f"{SGLANG} with --moe-runner-backend flashinfer_cutlass"
 # SM 10.x prefer kernels of trtllm-gen for these, through ops that have no adapter here
 _TRTLLM_INSTEAD = {"bfloat16": "trtllm_bf16_moe", "float8_e4m3fn": "trtllm_fp8_per_tensor_scale_moe"}
 
 
-def says_nobody(note: str) -> bool:
-    """Whether a note of an op says that no server looks its entries up."""
-    return note.startswith(_NO_SERVER)
-
-
 def found_by_none(ops: Sequence[OpPlan]) -> str:
     """What is to be said of a plan whose every op no server looks up, with the reasons; empty otherwise."""
-    notes = [[note for note in op.notes if says_nobody(note)] for op in ops]
-    if not all(notes):
+    reasons = dict.fromkeys(op.unserved for op in ops)
+    if not reasons or "" in reasons:
         return ""
-    reasons = dict.fromkeys(note.removeprefix(_NO_SERVER) for found in notes for note in found)
     return f"no entry of this plan is looked up by a server, only by callers of FlashInfer itself: {'; '.join(reasons)}"
 
 
@@ -96,12 +90,16 @@ def _block_scaled(op: OpPlan, sm: int) -> str:
     return f"{VLLM} and {SGLANG} ask for the backend {backend}, and find its entries"
 
 
-def who_finds(op: OpPlan, sm: int) -> str:
+def served(op: OpPlan, sm: int) -> OpPlan:
+    """`op` with what is known of its entries on this GPU: why no server looks them up, or a note which one does."""
+    reason = _BELOW_HOPPER if sm < 90 else _BF16 if op.op == "mm_bf16" else ""
+    return replace(op, unserved=reason) if reason else replace(op, notes=(*op.notes, _who_finds(op, sm)))
+
+
+def _who_finds(op: OpPlan, sm: int) -> str:
     """One line: which server, started how, looks these entries up on this GPU."""
-    if sm < 90:
-        return _BELOW_HOPPER
-    if op.op in ("mm_bf16", "bmm_fp8"):
-        return _BF16 if op.op == "mm_bf16" else _bmm_fp8(sm)
+    if op.op == "bmm_fp8":
+        return _bmm_fp8(sm)
     if op.op == "cutlass_fused_moe":
         return _cutlass_moe(op, sm)
     return _trtllm_moe(op) if op.op.startswith("trtllm_") else _block_scaled(op, sm)

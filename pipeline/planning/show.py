@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from pipeline.contract.plan import OpPlan, Plan
 
-from .served import found_by_none, says_nobody
+from .served import found_by_none
+
+_NOBODY = "no server finds these entries, only callers of FlashInfer itself"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -44,9 +46,8 @@ def describe(plan: Plan) -> str:
     remarks: dict[str, list[str]] = {}
     said_once = bool(found_by_none(plan.ops))  # the plan's own notes say it then
     for op in plan.ops:
-        for note in op.notes:
-            if said_once and says_nobody(note):
-                continue
+        nobody = [f"{_NOBODY}: {op.unserved}"] if op.unserved and not said_once else []
+        for note in (*op.notes, *nobody):
             remarks.setdefault(note, []).append(op.name)
     if remarks or plan.notes:
         lines += ["", "notes:"]

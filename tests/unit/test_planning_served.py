@@ -1,10 +1,12 @@
 """What vLLM 0.28 and 0.33 and SGLang 0.5.23 ask FlashInfer for: sizes, backends, and who finds an entry."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from planning_samples import config_of, ops, plan_of, reasons
 
+from pipeline.contract.plan import Plan
 from pipeline.planning.find import find_model
 from pipeline.planning.problems import PlanRefused
 from pipeline.planning.show import describe
@@ -111,9 +113,6 @@ def test_mxfp4_products_have_a_backend_that_takes_blocks_of_32(tmp_path):
 @pytest.mark.parametrize(
     ("model", "arch", "op", "said"),
     [
-        ("Llama-3.1-8B", "90a", "qkv", "no server finds these entries"),
-        ("Llama-3.1-8B", "100a", "qkv", "no server finds these entries"),
-        ("Llama-3.1-8B", "89", "qkv", "none below compute capability 9.0"),
         ("Llama-3.3-70B-FP8", "90a", "qkv", "SGLang (0.5.23) finds these entries with a modelopt FP8 checkpoint; vLLM"),
         ("Llama-3.3-70B-FP8", "100a", "qkv", "vLLM (0.28, 0.33) finds these entries"),
         ("Mixtral-8x7B", "90a", "experts", "--moe-backend flashinfer_cutlass (its choice here is Triton)"),
@@ -124,7 +123,26 @@ def test_mxfp4_products_have_a_backend_that_takes_blocks_of_32(tmp_path):
     ],
 )
 def test_the_plan_says_which_server_finds_an_op(model, arch, op, said):
-    assert said in found_by(ops(plan_of(model, arch=arch))[op])
+    planned = ops(plan_of(model, arch=arch))[op]
+    assert said in found_by(planned) and not planned.unserved
+
+
+@pytest.mark.parametrize(
+    ("arch", "reason"),
+    [("90a", "run unquantized products through torch"), ("100a", "run unquantized products through torch"),
+     ("89", "load none below compute capability 9.0")],
+)  # fmt: skip
+def test_the_plan_says_why_no_server_finds_an_op(arch, reason):
+    plan = plan_of("Llama-3.1-8B", arch=arch)
+    assert ops(plan)["qkv"].unserved == f"vLLM (0.28, 0.33) and SGLang (0.5.23) {reason}"
+    assert not any("vLLM" in note for note in ops(plan)["qkv"].notes)
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert replace(plan, ops=tuple(replace(op, unserved="") for op in plan.ops)).digest == plan.digest
+
+
+def test_what_a_server_may_look_up_has_no_such_field():
+    told = {op["name"]: op for op in plan_of("Llama-3.3-70B-FP8", arch="90a").to_json()["ops"]}
+    assert told["lm_head"]["unserved"] and "unserved" not in told["qkv"]
 
 
 @pytest.mark.parametrize(
