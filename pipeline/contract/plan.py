@@ -11,7 +11,6 @@ from .errors import UsageError
 
 SCHEMA = 1
 MOST_RANKS = 1024  # what is above is a slip of the finger, and would start as many processes
-OLDEST_FLASHINFER = (0, 6, 16)  # the first with a process group for its autotuner; no older one is tuned with
 
 
 class PlanInvalid(UsageError):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.contract.plan import OLDEST_FLASHINFER
+from pipeline.contract.oldest import REMEDY, too_old
 
 from .problems import Problems
 
@@ -51,9 +51,8 @@ def abilities(version: str, problems: Problems) -> Abilities:
     except InvalidVersion:
         problems.add(f"FlashInfer version {version!r} is not a version", "write it as in 0.6.16.post3")
         return Abilities(True, False, False, False)
-    if pinned.release < OLDEST_FLASHINFER:  # the ranks would say so, after all has been built
-        oldest = ".".join(map(str, OLDEST_FLASHINFER))
-        problems.add(f"FlashInfer {version} is refused by the tuner: {oldest} is the oldest", f"use {oldest} or newer")
+    if refusal := too_old(version, pinned.release):  # the ranks would say so, after all has been built
+        problems.add(refusal, REMEDY)
     mended = pinned >= Version(BF16_MENDED)
     apart = pinned >= Version(MOE_KEY_TOLD_APART)
     return Abilities(

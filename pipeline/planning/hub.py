@@ -18,12 +18,15 @@ class HubRefused(UsageError):
 
 
 def _answers(endpoint: str) -> bool:
-    """Whether the hub can be reached at all: the client itself would try for half a minute before it gave up."""
+    """Whether the hub can be reached at all: the client itself would try for half a minute before it gave up.
+
+    Raises `ValueError` where `endpoint` is no address.
+    """
     parts = urlsplit(endpoint)
+    port = parts.port or (80 if parts.scheme == "http" else 443)
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HTTP_PROXY")):
         return True  # only the client knows the way
     try:
-        port = parts.port or (80 if parts.scheme == "http" else 443)
         with socket.create_connection((parts.hostname or "", port), timeout=PROBE_SECONDS):
             return True
     except OSError:
@@ -35,13 +38,18 @@ def fetch_config(model: str, instead: str) -> Path:
 
     Raises `HubRefused`; `instead` is what its hint offers.
     """
-    import huggingface_hub
-    from huggingface_hub import constants, errors
-    from huggingface_hub.utils import logging
+    try:
+        import huggingface_hub  # reads its variables here
+        from huggingface_hub import constants, errors
+        from huggingface_hub.utils import logging
 
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        offline = constants.HF_HUB_OFFLINE or not _answers(constants.ENDPOINT)
+    except ValueError as error:
+        named = {name: os.environ[name] for name in sorted(os.environ) if name.startswith("HF_")}
+        said = ", ".join(f"{name}={value!r}" for name, value in named.items() if "TOKEN" not in name)
+        raise HubRefused(f"the hub's client does not take {said or 'its settings'}: {error}", hint=instead) from None
     repository, _, revision = model.partition("@")
-    offline = constants.HF_HUB_OFFLINE or not _answers(constants.ENDPOINT)
     try:
         return Path(
             huggingface_hub.hf_hub_download(repository, FILE, revision=revision or None, local_files_only=offline)

@@ -48,7 +48,7 @@ class NodesInvalid(UsageError):
 
 def _tune(arguments: argparse.Namespace) -> dict[str, object]:
     from .again import until_none_crashes
-    from .rank import result_path
+    from .finish import finish
     from .supervise import Crew, Nodes, temporary
 
     plan = read_plan(arguments.plan)
@@ -96,10 +96,11 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
             error.log = _keep_log(work, arguments.out)
             raise
         if nodes.rank != 0:
-            log.note("tuned; the first node has saved the cache")
+            log.note("tuned; the first node saves the cache")
             return {}
-        told: dict[str, object] = json.loads(result_path(last, 0).read_bytes())
-    return told
+        for number in (signal.SIGINT, signal.SIGTERM):  # it is saved from here on: an interrupt comes too late
+            signal.signal(number, signal.SIG_IGN)
+        return finish(arguments.out.resolve(), last, state)
 
 
 def _ranks_here(nodes: Nodes, world: int) -> int:

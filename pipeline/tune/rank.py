@@ -21,6 +21,7 @@ from typing import Any
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.exits import Exit
 from pipeline.contract.files import write_json
+from pipeline.contract.places import CACHE_FILE
 
 from .steps import Steps, step_path
 from .tied import tie
@@ -68,6 +69,16 @@ def stack_path(work: Path, rank: int) -> Path:
 def result_path(work: Path, rank: int) -> Path:
     """Where a rank writes what it found."""
     return work / f"rank-{rank}.result.json"
+
+
+def saved_path(work: Path) -> Path:
+    """Where rank 0 saves the cache, and its manifest beside it."""
+    return work / "saved" / CACHE_FILE
+
+
+def terms_path(work: Path) -> Path:
+    """Where rank 0 writes which files of an interrupted run are of no use any more."""
+    return work / "terms.json"
 
 
 def read_failure(work: Path, rank: int) -> RankFailure | None:

@@ -35,7 +35,7 @@ from .planfile import read_plan
 from .previous import Earlier, find_earlier
 from .ranks import Ranks, join
 from .record import read_record
-from .state import Kept, find_kept, forget
+from .state import Kept, all_terms, find_kept, forget
 from .strategy import SYNCHRONIZED, Strategy, choose
 from .tuner import ObservedTuner
 
@@ -210,7 +210,7 @@ def begin(options: Options, steps: Steps) -> Session:
 def _take_up(options: Options, plan: Plan, record: Record, decided: Mapping[str, Any]) -> tuple[Earlier, Kept]:
     """What the leader finds to begin with: an earlier cache, and what an interrupted run left."""
     if not options.resume:
-        forget(options.state, plan, decided)
+        forget(options.state, all_terms(plan, decided))
         return find_earlier(options.previous, record), Kept()
     return find_earlier(options.previous, record), find_kept(options.state, plan, decided)
 

@@ -21,6 +21,7 @@ from .agreement import Held, RankResult, merge
 from .coverage import CoverageMissing, cover
 from .cpu_shim import SUBSTITUTIONS
 from .doubts import doubtful
+from .rank import saved_path
 from .save import file_facts
 from .session import Session, holders, now
 from .strategy import INDEPENDENT, SYNCHRONIZED
@@ -60,7 +61,7 @@ def check_saved(session: Session) -> tuple[Path, list[Covered]]:
     """Rank 0 saves as FlashInfer does; every rank loads that file afresh and finds each bucket's entry in it."""
 
     ranks, tuner = session.ranks, session.tuner
-    saved = session.options.work / "saved" / CACHE_FILE
+    saved = saved_path(session.options.work)
     ranks.steps.say("saving")
     if ranks.rank == 0:
         saved.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -110,10 +110,14 @@ def _read(path: Path) -> dict[str, Any]:
     return {**body, "ended": str(body["ended"])}
 
 
-def forget(place: Path | None, plan: Plan, deciding: Mapping[str, Any]) -> None:
-    """Remove what was kept for this plan and environment, and what a rank was ended while it wrote."""
+def all_terms(plan: Plan, deciding: Mapping[str, Any]) -> list[str]:
+    """The terms of every op of a plan, sorted: what the names of its files begin with."""
+    return sorted({terms(plan, op, deciding) for op in plan.ops})
+
+
+def forget(place: Path | None, names: Collection[str]) -> None:
+    """Remove what was kept under these terms, and what a rank was ended while it wrote."""
     if place is not None:
-        names = {terms(plan, op, deciding) for op in plan.ops}
         for path in [*_files(place), *place.glob(".*.json.*")]:
             if path.name.lstrip(".").partition("-")[0] in names:
                 path.unlink(missing_ok=True)

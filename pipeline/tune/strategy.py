@@ -15,12 +15,11 @@ from math import prod
 
 from pipeline.contract.digest import canonical_json
 from pipeline.contract.errors import UsageError
-from pipeline.contract.plan import OLDEST_FLASHINFER, OpPlan, Plan
+from pipeline.contract.oldest import REMEDY, too_old
+from pipeline.contract.plan import OpPlan, Plan
 
 SYNCHRONIZED, LEADER, INDEPENDENT, SHARDED = "synchronized", "leader", "independent", "sharded"
 STRATEGIES = (SYNCHRONIZED, LEADER, INDEPENDENT, SHARDED)
-
-_KEYS_COLLIDE_BELOW = (0, 6, 13)
 
 
 class StrategyRefused(UsageError):
@@ -52,15 +51,8 @@ def release(version: str) -> tuple[int, ...]:
 
 def check_version(version: str) -> None:
     """Refuse a FlashInfer that cannot be tuned soundly; raise `FlashInferTooOld` with the reason."""
-    if release(version) >= OLDEST_FLASHINFER:
-        return
-    why = "it has no process group for the autotuner, so ranks would choose differently"
-    if release(version) < _KEYS_COLLIDE_BELOW:
-        why += "; and its cache keys collide, so that a tactic can be chosen that crashes another shape"
-    raise FlashInferTooOld(
-        f"FlashInfer {version} is refused: {why}",
-        hint=f"use {'.'.join(map(str, OLDEST_FLASHINFER))} or newer in versions.json",
-    )
+    if refusal := too_old(version, release(version)):
+        raise FlashInferTooOld(refusal, hint=REMEDY)
 
 
 def choose(asked: str, plan: Plan, world: int, *, version: str, process_group: bool) -> Strategy:

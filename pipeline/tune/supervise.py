@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from pipeline import run
+from pipeline import log, run
 from pipeline.contract.errors import UsageError
 from pipeline.contract.places import ENV_WORKSPACE
 
@@ -167,9 +167,9 @@ def _free_port() -> int:
 
 def supervise(crew: Crew, commands: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> None:
     """Start the commands and return when all end with 0; else end all ranks and raise what `diagnose` says."""
-    log = crew.work / "ranks.log"
+    said = crew.work / "ranks.log"
     with contextlib.ExitStack() as stack:
-        sink = stack.enter_context(log.open("w", encoding="utf-8"))
+        sink = stack.enter_context(said.open("w", encoding="utf-8"))
         stack.callback(end, crew.work, crew.ranks)  # last out: whatever the launcher left
         processes = [
             stack.enter_context(run.spawn(command, env=env, stdout=sink, stderr=sink)) for command, env in commands
@@ -177,11 +177,14 @@ def supervise(crew: Crew, commands: Sequence[tuple[Sequence[str], Mapping[str, s
         bound = _watch(crew, processes)
         if bound is None and all(process.returncode == 0 for process in processes):
             return
+        if bound and _all_done(crew):
+            log.warn(f"all ranks are done; what started them did not end within {bound:.0f} s, and is ended")
+            return
         ended = next((p.returncode for p in processes if p.returncode), None) if crew.launched else None
         states = look(crew.work, crew.ranks, launcher=crew.launched and (ended is None or ended > 0))
         if not crew.launched:  # the ranks are our own processes: nobody else has to tell how one ended
             states = [replace(state, status=p.poll()) for state, p in zip(states, processes, strict=True)]
-        situation = Situation(states, bound or None, ended, _tail(log), crew.ops, crew.patience)
+        situation = Situation(states, bound or None, ended, _tail(said), crew.ops, crew.patience)
         end(crew.work, crew.ranks)
         raise diagnose(situation)
 
@@ -220,12 +223,18 @@ def _overdue(crew: Crew, steps: Sequence[RankStep | None], elapsed: float) -> fl
         return limit if elapsed > limit else None
     running = [step for step in steps if step is not None and step.state == "running"]
     active = [step for step in running if not step.waiting]
-    silent = [time.monotonic() - step.changed for step in active or running]
+    # Those that are done have their process still to be ended, by a launcher that may be stopped itself.
+    silent = [time.monotonic() - step.changed for step in active or running or steps if step is not None]
     # Ranks that wait are bounded by those they wait for; when all wait, by themselves.
     late = max(silent, default=0.0) if active else min(silent, default=0.0)
     return crew.limit if late > crew.limit else None
 
 
-def _tail(log: Path) -> tuple[str, ...]:
-    text = log.read_text(encoding="utf-8", errors="replace")
+def _all_done(crew: Crew) -> bool:
+    """Whether every rank of this node has said that it is done."""
+    return all((step := read_step(crew.work, rank)) is not None and step.state == "done" for rank in crew.ranks)
+
+
+def _tail(said: Path) -> tuple[str, ...]:
+    text = said.read_text(encoding="utf-8", errors="replace")
     return tuple(text.splitlines()[-_TAIL:])

@@ -1,7 +1,8 @@
 """One rank that tunes, started by torchrun: `python -m pipeline.tune.worker …`, never by hand.
 
 start empty or from one earlier cache → contract → tune each op in step → gather and compare → rank 0 saves →
-every rank loads what was saved and finds each bucket's entry in it → rank 0 publishes.
+every rank loads what was saved and finds each bucket's entry in it → rank 0 describes it. The supervisor puts it in
+place, once every rank has ended well.
 """
 
 from __future__ import annotations
@@ -12,10 +13,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.contract.digest import sha256_file
 from pipeline.contract.files import write_json
-from pipeline.contract.key import make_key
-from pipeline.contract.places import CACHE_FILE
+from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 
 from . import rank as life
 
@@ -44,10 +43,9 @@ def work(options: argparse.Namespace, steps: Steps) -> None:
     steps.say("importing torch and FlashInfer")
     from .jit import prebuild
     from .judging.jury import convened
-    from .save import publish
     from .session import Options, begin
     from .settle import check_saved, manifest_of, settle
-    from .state import forget
+    from .state import all_terms
     from .tuning import tune
 
     session = begin(Options(**vars(options)), steps)
@@ -59,20 +57,19 @@ def work(options: argparse.Namespace, steps: Steps) -> None:
     owners = settle(session)
     saved, covered = check_saved(session)
     if session.ranks.rank == 0:
-        steps.say("writing the tuned directory")
+        steps.say("writing the manifest")
         manifest = manifest_of(session, saved, owners, covered)
-        place = publish(options.out, make_key(session.plan.digest, session.record), saved, manifest)
-        forget(options.state, session.plan, session.deciding())
+        write_json(saved.with_name(MANIFEST_FILE), manifest.to_json())
+        write_json(life.terms_path(options.work), all_terms(session.plan, session.deciding()))
         write_json(
             life.result_path(options.work, 0),
             {
                 "key": manifest.key,
-                "path": str(place),
                 "ranks": session.ranks.world,
                 "strategy": manifest.strategy,
                 "entries": sum(manifest.entries_per_op().values()),
                 "covered": len(covered),
-                "sha256": sha256_file(place / CACHE_FILE),
+                "sha256": manifest.files[CACHE_FILE].sha256,
                 "seconds": round(time.monotonic() - session.began, 3),
                 "notes": list(manifest.notes),
                 "substitutions": list(manifest.substitutions),

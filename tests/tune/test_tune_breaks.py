@@ -231,6 +231,17 @@ def test_a_name_that_flashinfer_lacks_is_said(tuner: Tuner, make_plan: Callable[
 
 
 @pytest.mark.once
+def test_a_rank_that_dies_behind_the_last_meeting_leaves_no_cache(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    """Rank 0 has described the result by then; what was kept of it is there for the next run."""
+    done = broken(tuner, make_plan(), tmp_path, "killed_when_all_is_done", "--state", tmp_path / "state")
+    assert done.status == 6
+    assert error_line(done).startswith("error: rank 1 was ended by SIGKILL at: checking the coverage")
+    assert len(list((tmp_path / "state").glob("*.json"))) == 2
+
+
+@pytest.mark.once
 def test_a_plan_for_elsewhere_is_refused(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
     plan = replace(make_plan(), arch="90a", flashinfer_version="0.1.0")
     done = broken(tuner, plan, tmp_path, "")

@@ -44,7 +44,7 @@ def test_two_nodes_of_one_rank_each_tune_one_plan(tuner: Tuner, make_plan: Any, 
         for node in nodes:
             node.kill()
     assert [node.returncode for node in nodes] == [0, 0], said[0][1] + said[1][1]
-    assert "the first node has saved" in said[1][1]
+    assert "the first node saves the cache" in said[1][1]
     tree, findings = check_root(tmp_path / "out0")
     assert [str(finding) for finding in findings] == []
     assert len(tree.keys) == 1

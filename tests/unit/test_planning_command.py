@@ -111,12 +111,13 @@ def test_bad_input_is_one_line_and_a_hint(capsys, words, said):
     assert said in refused(capsys, *words)
 
 
-@pytest.mark.parametrize("version", ["0.6.15.post1", "0.5", "0.6"])
-def test_a_flashinfer_that_the_ranks_would_refuse_is_refused_by_the_plan(capsys, version):
+@pytest.mark.parametrize(("version", "collide"), [("0.6.15.post1", False), ("0.5", True), ("0.6.12", True)])
+def test_a_flashinfer_that_the_ranks_would_refuse_is_refused_by_the_plan(capsys, version, collide):
     assert main(["plan", "tiny", "--flashinfer-version", version]) == 2
     error, hint = capsys.readouterr().err.splitlines()
-    assert error == f"error: FlashInfer {version} is refused by the tuner: 0.6.16 is the oldest"
-    assert hint == "hint: use 0.6.16 or newer"
+    assert error.startswith(f"error: FlashInfer {version} is refused: it has no process group for the autotuner")
+    assert ("keys collide" in error) is collide
+    assert hint == "hint: use 0.6.16 or newer in versions.json"
 
 
 def test_all_that_is_wrong_is_said_at_once(capsys):
@@ -211,6 +212,22 @@ def test_hub_id_is_fetched_once_and_then_found_without_the_hub(hub, tmp_path):
     assert "hub cannot be reached" in missing.stderr
     assert "did you mean Llama-3.1-8B?" in missing.stderr
     assert "Traceback" not in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HF_ENDPOINT", "http://localhost:99999"),
+        ("HF_ENDPOINT", "http://[::1"),  # these two fail in the client's own import
+        ("HF_HUB_DOWNLOAD_TIMEOUT", "soon"),
+    ],
+)
+def test_settings_that_the_hub_s_client_does_not_take_are_said(tmp_path, name, value):
+    done = plan_process("someone/else", tmp_path, **{"HF_TOKEN": "hf_secret", name: value})
+    assert done.returncode == 2, done.stderr
+    error, hint = done.stderr.splitlines()
+    assert f"{name}={value!r}" in error and "hf_secret" not in done.stderr
+    assert "a path to a config.json" in hint
 
 
 def test_hub_without_the_model(hub, tmp_path):

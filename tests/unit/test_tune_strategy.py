@@ -18,7 +18,7 @@ from pipeline.contract.opnames import TUNED_AS, is_skipped
 from pipeline.contract.plan import Layout, OpPlan, Plan
 from pipeline.tune.agreement import EntryElsewhere, GpuShared, Held, RankResult, TacticsDiffer, merge, one_gpu_each
 from pipeline.tune.doubts import MEASURED_NOTHING, ONE_CANDIDATE, doubt, doubtful, least_ms
-from pipeline.tune.state import TAKEN_UP, StateUnusable, find_kept, forget, open_state, terms
+from pipeline.tune.state import TAKEN_UP, StateUnusable, all_terms, find_kept, forget, open_state, terms
 from pipeline.tune.strategy import (
     STRATEGIES,
     FlashInferTooOld,
@@ -209,7 +209,7 @@ class TestKept:
             plan = replace(plan, **{what: True if what == "round_up" else 7})
         kept = find_kept(tmp_path, plan, deciding)
         assert (kept.entries, kept.covered, kept.notes) == ({}, (), ())
-        forget(tmp_path, plan, deciding)
+        forget(tmp_path, all_terms(plan, deciding))
         assert path.exists()
 
     @pytest.mark.parametrize("damage", ["cut", "list", "edited", "row", "no entry", "nothing timed", "field"])
@@ -238,9 +238,9 @@ class TestKept:
         half = tmp_path / f".{path.name}.x7_k"  # left by a rank that was ended while it wrote
         half.write_text("{")
         assert len(find_kept(tmp_path, plan, self.DECIDING).covered) == 1
-        forget(tmp_path, plan, self.DECIDING)
+        forget(tmp_path, all_terms(plan, self.DECIDING))
         assert [one.name for one in tmp_path.iterdir()] == ["other.json"]
-        forget(None, plan, self.DECIDING)
+        forget(None, all_terms(plan, self.DECIDING))
 
     def test_nothing_is_found_nowhere(self, tmp_path: Path) -> None:
         assert find_kept(None, plan_of(), self.DECIDING).notes == ()

@@ -112,3 +112,26 @@ def test_short_stops_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Together they last longer than the bound."""
     monkeypatch.setattr(supervising, "MARGIN", 1.0)
     stopping(tmp_path, "sleep 1.75; kill -CONT $PPID", 2)
+
+
+LINGERING = """
+import os, sys, time
+from pathlib import Path
+from pipeline.tune.rank import live
+
+assert live(int(os.environ["RANK"]), Path(sys.argv[1]), lambda steps: steps.begin()) == 0
+time.sleep(60)
+"""
+
+
+def test_done_ranks_whose_launcher_does_not_end_are_waited_for_no_longer_than_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A launcher that was stopped keeps nobody from what the ranks have finished."""
+    monkeypatch.setattr(supervising, "MARGIN", 1.0)
+    words = [sys.executable, "-c", LINGERING, str(tmp_path)]
+    commands = [(words, {**environment(tmp_path), "RANK": str(rank)}) for rank in range(2)]
+    began = time.monotonic()
+    supervise(Crew(2, 2.0, tmp_path, launched=False), commands)
+    assert 3.0 < time.monotonic() - began < 30.0
+    assert "all ranks are done" in capsys.readouterr().err

@@ -70,6 +70,24 @@ def killed():
     _while_measuring(lambda count: os.kill(os.getpid(), signal.SIGKILL) if count == _AT else None)
 
 
+def killed_when_all_is_done():
+    """After the last meeting of the ranks, before it has said that it is done."""
+
+    def change(module):
+        real = module.live
+
+        def live(rank, work, body):
+            def to_the_end(steps):
+                body(steps)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            return real(rank, work, to_the_end)
+
+        module.live = live
+
+    _after("pipeline.tune.rank", change)
+
+
 def stopped():
     _while_measuring(lambda count: os.kill(os.getpid(), signal.SIGSTOP) if count == _AT else None)
 
