@@ -12,6 +12,8 @@ TUNED_AS: Mapping[str, tuple[str, ...]] = {
     "mm_fp4": ("fp4_gemm",),
     "mm_mxfp8": ("mxfp8_gemm",),
     "cutlass_fused_moe": ("trtllm::fused_moe::gemm1", "trtllm::fused_moe::gemm2"),
+    "trtllm_bf16_moe": ("flashinfer::trtllm_bf16_moe",),
+    "trtllm_fp8_per_tensor_scale_moe": ("flashinfer::trtllm_fp8_per_tensor_scale_moe",),
     "trtllm_fp8_block_scale_moe": ("flashinfer::trtllm_fp8_block_scale_moe",),
     "trtllm_fp4_block_scale_moe": ("flashinfer::trtllm_fp4_block_scale_moe",),
 }

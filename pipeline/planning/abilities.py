@@ -8,6 +8,8 @@ Read in the published packages 0.6.16.post3, 0.6.17, 0.6.18, 0.6.18.post1, 0.7.0
 - `cutlass_fused_moe` writes only tensor shapes into the key up to 0.6.17: layers that differ in dtype, top_k or
   parallel sizes collide and the last one wins. From 0.6.18 to 0.7.1 the key also holds the rank; from 0.7.2 all but
   the rank.
+- the trtllm-gen MoE ops write only the shapes of inputs and output into the key up to 0.6.18.post1: not the layout of
+  the weights, which the key holds from 0.7.0 on.
 - `cutlass_fused_moe` with fp8 block scales returns from profiling without running anything, in all of them.
 """
 
@@ -22,6 +24,7 @@ from .problems import Problems
 BF16_MENDED = "0.7.4"
 MOE_KEY_TOLD_APART = "0.6.18"
 MOE_KEY_WITHOUT_RANK = "0.7.2"
+TRTLLM_KEY_TOLD_APART = "0.7.0"
 NEWEST_READ = "0.7.4"
 
 
@@ -33,6 +36,7 @@ class Abilities:
     cudnn_bf16_found_again: bool
     moe_keys_differ: bool
     moe_keys_hold_rank: bool
+    trtllm_keys_hold_layout: bool
 
 
 def is_unread(version: str) -> bool:
@@ -50,7 +54,7 @@ def abilities(version: str, problems: Problems) -> Abilities:
         pinned = Version(version)
     except InvalidVersion:
         problems.add(f"FlashInfer version {version!r} is not a version", "write it as in 0.6.16.post3")
-        return Abilities(True, False, False, False)
+        return Abilities(True, False, False, False, False)
     if refusal := too_old(version, pinned.release):  # the ranks would say so, after all has been built
         problems.add(refusal, REMEDY)
     mended = pinned >= Version(BF16_MENDED)
@@ -60,4 +64,5 @@ def abilities(version: str, problems: Problems) -> Abilities:
         cudnn_bf16_found_again=mended,
         moe_keys_differ=apart,
         moe_keys_hold_rank=apart and pinned < Version(MOE_KEY_WITHOUT_RANK),
+        trtllm_keys_hold_layout=pinned >= Version(TRTLLM_KEY_TOLD_APART),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.contract.plan import OpPlan
@@ -26,6 +26,7 @@ class Context:
     abilities: Abilities
     buckets: tuple[int, ...]
     backends: Mapping[str, Sequence[str]]
+    asked: Collection[str] = ()  # what --ops names
 
     @property
     def out_dtype(self) -> str:

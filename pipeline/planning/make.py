@@ -168,7 +168,7 @@ def make_plan(
     problems.found += broken.found
     if wrong.found or broken.found:
         problems.check()
-    context = Context(facts, target, flashinfer_version, able, counts, backends or {})
+    context = Context(facts, target, flashinfer_version, able, counts, backends or {}, ops or ())
     planned: list[OpPlan] = []
     untuned: list[Untuned] = []
     for part in model_parts(facts, layout, quantization, problems):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pipeline.contract.plan import OpPlan
 
 from .abilities import MOE_KEY_WITHOUT_RANK, NEWEST_READ
@@ -11,13 +13,16 @@ from .quant import Kind
 from .target import HOPPER_ON, TRTLLM_GEN
 
 # format -> multiples of the hidden and of the intermediate size per rank that vLLM 0.28 and 0.33 pad to:
-# fused_moe/oracle/mxfp4.py and, in layers/quantization/utils, flashinfer_fp4_moe.py and flashinfer_utils.py
+# fused_moe/oracle/mxfp4.py and unquantized.py and, in layers/quantization/utils, flashinfer_fp4_moe.py and
+# flashinfer_utils.py
 PADDING = {
     "mxfp4": {"hidden": 256, "intermediate": 128},
     "mxfp8": {"hidden": 256, "intermediate": 128},
     "nvfp4": {"hidden": 256, "intermediate": 64},
     "fp8": {"intermediate": 16},
+    "bf16": {"intermediate": 128},
 }
+BF16_BLOCK = 64  # columns of bfloat16 weights in one block of 128 bytes
 # family -> FlashInfer's RoutingMethodType, as its trtllm-gen ops are told it
 ROUTING = {
     "mixtral": "renormalize",
@@ -81,6 +86,14 @@ def _cutlass_moe(part: Part, context: Context, dtype: str) -> OpPlan:
     return op
 
 
+def _routing_method(context: Context) -> str:
+    """What the trtllm-gen ops are told of the router; empty where this tuner has no counterpart."""
+    moe = context.facts.moe
+    assert moe is not None
+    method = ROUTING.get(context.facts.family, "")
+    return "default" if method == "renormalize_naive" and not moe.renormalized else method
+
+
 def _trtllm_moe(part: Part, context: Context, op: str, dtypes: tuple[str, str], **options: str) -> OpPlan:
     if context.target.sm not in TRTLLM_GEN:
         raise NotTuned(
@@ -88,15 +101,54 @@ def _trtllm_moe(part: Part, context: Context, op: str, dtypes: tuple[str, str], 
         )
     moe = context.facts.moe
     assert moe is not None
-    family = context.facts.family
-    if family not in ROUTING:
-        raise NotTuned(f"{op}: how {family} routes tokens has no counterpart in this tuner")
-    options["routing_method"] = ROUTING[family]
-    if options["routing_method"] == "renormalize_naive" and not moe.renormalized:
-        options["routing_method"] = "default"
+    options["routing_method"] = _routing_method(context)
+    if not options["routing_method"]:
+        raise NotTuned(f"{op}: how {context.facts.family} routes tokens has no counterpart in this tuner")
     if options["routing_method"] == "deepseek_v3":
         options |= {"n_group": str(moe.groups or 1), "topk_group": str(moe.top_groups or 1)}
     return _moe_op(part, context, op, dtypes, **options)
+
+
+def _against_trtllm(part: Part, context: Context, op: str) -> Iterator[str]:
+    """What keeps a layer without block scales from being planned as `op` on 10.0 and 10.3.
+
+    As vLLM 0.28 and 0.33 choose (fused_moe/oracle/unquantized.py and fp8.py, experts/trtllm_bf16_moe.py and
+    trtllm_fp8_moe.py).
+    """
+    moe, asked, bf16 = context.facts.moe, context.asked, op == "trtllm_bf16_moe"
+    assert moe is not None
+    assert part.moe is not None
+    if "cutlass_fused_moe" in asked and op not in asked:
+        yield "--ops names cutlass_fused_moe in its place"
+    if part.bias or moe.activation != "swiglu":
+        yield f"it takes no {'bias' if part.bias else moe.activation}; vLLM runs such experts through Triton"
+    if context.out_dtype != "bfloat16":
+        done = "it and refuses the weights" if bf16 else "cutlass_fused_moe itself"
+        yield f"{context.out_dtype}: it writes bfloat16; vLLM chooses {done}"
+    method = _routing_method(context)
+    if not method:
+        yield f"how {context.facts.family} routes tokens has no counterpart in this tuner"
+    if method == "default":
+        alone = " without data parallelism" if bf16 else ""
+        yield f"vLLM has no such router for it, and chooses cutlass_fused_moe itself{alone}"
+    if bf16 and part.moe.hidden % BF16_BLOCK:
+        yield f"its weights lie in blocks of {BF16_BLOCK} columns, the hidden size is {part.moe.hidden}"
+
+
+def _plain_moe(part: Part, context: Context, trtllm: str, dtype: str) -> OpPlan:
+    """A layer without block scales: through trtllm-gen where vLLM chooses it, else through CUTLASS."""
+    fp8 = PADDING["fp8"]
+    why = next(_against_trtllm(part, context, trtllm), "") if context.target.sm in TRTLLM_GEN else ""
+    if why or context.target.sm not in TRTLLM_GEN:
+        op = _cutlass_moe(part, context, dtype)
+        op = padded(op, "vLLM does", fp8) if dtype == "float8_e4m3fn" else op
+        return changed(op, notes=(*op.notes, f"{trtllm} is not planned: {why}")) if why else op
+    op = _trtllm_moe(part, context, trtllm, (dtype, dtype))
+    if trtllm == "trtllm_bf16_moe":
+        op = padded(op, "vLLM 0.33 and SGLang do (vLLM 0.28 does not, and cannot run it)", PADDING["bf16"])
+    else:
+        op = padded(op, "vLLM does", fp8)
+    return changed(op, notes=(*op.notes, "stands for cutlass_fused_moe, which --ops cutlass_fused_moe plans instead"))
 
 
 def _mxfp4_moe(part: Part, context: Context) -> OpPlan:
@@ -114,9 +166,9 @@ def moe_op(part: Part, context: Context) -> OpPlan:
     if kind is Kind.NONE:
         if context.facts.dtype not in ("bfloat16", "float16"):
             raise NotTuned(f"{context.facts.dtype}: cutlass_fused_moe is tuned for bfloat16 and float16{context.cast}")
-        return _cutlass_moe(part, context, context.facts.dtype)
+        return _plain_moe(part, context, "trtllm_bf16_moe", context.facts.dtype)
     if kind is Kind.FP8_TENSOR:
-        return padded(_cutlass_moe(part, context, "float8_e4m3fn"), "vLLM does", PADDING["fp8"])
+        return _plain_moe(part, context, "trtllm_fp8_per_tensor_scale_moe", "float8_e4m3fn")
     if kind is Kind.FP8_BLOCK:
         if sm not in TRTLLM_GEN:
             raise NotTuned(
@@ -133,5 +185,8 @@ def moe_op(part: Part, context: Context) -> OpPlan:
     if kind is Kind.MXFP4:
         return _mxfp4_moe(part, context)
     if kind is Kind.FP8_CHANNEL:
-        raise NotTuned(f"{part.scheme}: cutlass_fused_moe takes one scale per expert")
+        other = "; trtllm_fp8_per_channel_scale_moe takes more, and no server that was read calls it"
+        raise NotTuned(
+            f"{part.scheme}: cutlass_fused_moe takes one scale per expert{other if sm in TRTLLM_GEN else ''}"
+        )
     raise NotTuned(f"{part.scheme}: not a format of FlashInfer's tuned MoE ops")

@@ -117,7 +117,7 @@ def choose(part: Part, context: Context) -> tuple[list[OpPlan], list[Untuned]]:
         op = (_cuda_gemm if part.moe is None else moe_op)(part, context)
     except NotTuned as refusal:
         return [], [Untuned(part.name, str(refusal))]
-    op = served(op, context.target.sm)
+    op = served(op, context.target.sm, layout_in_key=context.abilities.trtllm_keys_hold_layout)
     missing = [b for b in context.buckets if b not in op.buckets]
     if not missing:
         return [op], []

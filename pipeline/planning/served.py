@@ -23,8 +23,8 @@ _BELOW_HOPPER = f"{VLLM} and {SGLANG} load none below compute capability 9.0"
 _BF16 = f"{VLLM} and {SGLANG} run unquantized products through torch"
 _CUTLASS = "with --moe-backend flashinfer_cutlass"
 _CUTLASS_SGLANG = f"{SGLANG} with --moe-runner-backend flashinfer_cutlass"
-# SM 10.x prefer kernels of trtllm-gen for these, through ops that have no adapter here
-_TRTLLM_INSTEAD = {"bfloat16": "trtllm_bf16_moe", "float8_e4m3fn": "trtllm_fp8_per_tensor_scale_moe"}
+_TRTLLM_SGLANG = "with --moe-runner-backend flashinfer_trtllm"
+_CHOSEN = "; with an all-to-all backend they hand it chosen experts, and find no entry of these"
 
 
 def found_by_none(ops: Sequence[OpPlan]) -> str:
@@ -45,9 +45,8 @@ def who_loads(version: str) -> str:
 
 
 def _cutlass_moe(op: OpPlan, sm: int) -> str:
-    if sm in TRTLLM_GEN and op.dtypes["a"] in _TRTLLM_INSTEAD:
-        usual = f"its choice here is {_TRTLLM_INSTEAD[op.dtypes['a']]}, which has no adapter in this tuner"
-        return f"{VLLM} finds these entries {_CUTLASS} ({usual}), {_CUTLASS_SGLANG}"
+    if sm in TRTLLM_GEN:  # whether it does by itself stands in the note about the op of trtllm-gen
+        return f"{VLLM} finds these entries where it runs this op, by itself or {_CUTLASS}; {_CUTLASS_SGLANG}"
     if sm == 110:
         return f"{VLLM} does not take this op on compute capability 11.0; {_CUTLASS_SGLANG} finds the entries"
     if op.dtypes["a"] != "float8_e4m3fn":
@@ -56,21 +55,38 @@ def _cutlass_moe(op: OpPlan, sm: int) -> str:
     return f"{VLLM} chooses this op itself; {_CUTLASS_SGLANG} and a modelopt checkpoint"
 
 
-def _trtllm_moe(op: OpPlan) -> str:
+def _plain_trtllm_moe(op: OpPlan) -> str:
+    """bfloat16, and fp8 per tensor: SGLang asks with logits only where its model names a routing method."""
+    unnamed = op.options["routing_method"] == "renormalize"  # Mixtral's
+    if op.op == "trtllm_bf16_moe":
+        sglang = f"{_TRTLLM_SGLANG} (its own choice for Qwen3, GLM-4 and DeepSeek-V3 models)"
+        if unnamed:
+            sglang = f"{_TRTLLM_SGLANG} hands it chosen experts for this model, and finds none"
+        return f"{VLLM} chooses this op itself; {SGLANG} {sglang}{_CHOSEN}"
+    sglang = f"{_TRTLLM_SGLANG} pads intermediate sizes to 128, and finds these where that comes to the same"
+    if unnamed:
+        sglang = "asks for no tuned op for this model with a modelopt checkpoint, and finds none"
+    return f"{VLLM} chooses this op itself, but not with TP, DP and EP together; {SGLANG} {sglang}{_CHOSEN}"
+
+
+def _trtllm_moe(op: OpPlan, *, layout_in_key: bool) -> str:
+    if op.op in ("trtllm_bf16_moe", "trtllm_fp8_per_tensor_scale_moe"):
+        return _plain_trtllm_moe(op)
     kind = op.options["format"]
-    usual = f"{VLLM} chooses this op itself, {SGLANG} with --moe-runner-backend flashinfer_trtllm"
+    usual = f"{VLLM} chooses this op itself, {SGLANG} {_TRTLLM_SGLANG}"
     if op.options["routing_method"] == "default":
         return f"{VLLM} hands this op chosen experts, not router logits, for such a router: it finds no entry of these"
-    others = "; with an all-to-all backend they hand it chosen experts, and find no entry of these"
     if kind == "fp8_block":
+        found = " under the same key: leave this op out there (--skip-ops), or tune with ENGINE="
+        other = f"lays them out otherwise{', which is another key: it finds none' if layout_in_key else found}"
         return (
-            f"{VLLM} chooses this op itself, and its weights are laid out as they are tuned here{others}; {SGLANG} "
-            "lays them out otherwise under the same key: leave this op out there (--skip-ops), or tune with ENGINE="
+            f"{VLLM} chooses this op itself, and its weights are laid out as they are tuned here{_CHOSEN}; "
+            f"{SGLANG} {other}"
         )
     if kind == "mxfp4":
         sglang = f"{SGLANG} pads hidden sizes to 128 only, and finds these where that comes to the same"
-        return f"{VLLM} chooses this op itself{others}; {sglang}"
-    return usual + others
+        return f"{VLLM} chooses this op itself{_CHOSEN}; {sglang}"
+    return usual + _CHOSEN
 
 
 def _bmm_fp8(sm: int) -> str:
@@ -90,16 +106,23 @@ def _block_scaled(op: OpPlan, sm: int) -> str:
     return f"{VLLM} and {SGLANG} ask for the backend {backend}, and find its entries"
 
 
-def served(op: OpPlan, sm: int) -> OpPlan:
-    """`op` with what is known of its entries on this GPU: why no server looks them up, or a note which one does."""
+def served(op: OpPlan, sm: int, *, layout_in_key: bool) -> OpPlan:
+    """`op` with what is known of its entries on this GPU: why no server looks them up, or a note which one does.
+
+    `layout_in_key`: this FlashInfer's trtllm-gen MoE keys hold the layout of the weights.
+    """
     reason = _BELOW_HOPPER if sm < 90 else _BF16 if op.op == "mm_bf16" else ""
-    return replace(op, unserved=reason) if reason else replace(op, notes=(*op.notes, _who_finds(op, sm)))
+    if reason:
+        return replace(op, unserved=reason)
+    return replace(op, notes=(*op.notes, _who_finds(op, sm, layout_in_key=layout_in_key)))
 
 
-def _who_finds(op: OpPlan, sm: int) -> str:
+def _who_finds(op: OpPlan, sm: int, *, layout_in_key: bool) -> str:
     """One line: which server, started how, looks these entries up on this GPU."""
     if op.op == "bmm_fp8":
         return _bmm_fp8(sm)
     if op.op == "cutlass_fused_moe":
         return _cutlass_moe(op, sm)
-    return _trtllm_moe(op) if op.op.startswith("trtllm_") else _block_scaled(op, sm)
+    if op.op.startswith("trtllm_"):
+        return _trtllm_moe(op, layout_in_key=layout_in_key)
+    return _block_scaled(op, sm)

@@ -30,7 +30,7 @@ from .cpu_shim import CPU_KNOBS
 from .device import shared_note, take_device
 from .judging.jury import GPU_JURORS, Jury
 from .ops import adapter_of
-from .ops.cutlass_fused_moe import clashes
+from .ops.clashes import clashes
 from .planfile import read_plan
 from .previous import Earlier, find_earlier
 from .ranks import Ranks, join

@@ -41,6 +41,9 @@ PLANS = [
            options={"format": "nvfp4", "routing_method": "renormalize"}),
     OpPlan("i", "trtllm_fp4_block_scale_moe", MOE, {"a": "bfloat16", "b": "uint8", "out": "bfloat16"}, (8,),
            options={"format": "mxfp4", "routing_method": "renormalize"}),
+    OpPlan("j", "trtllm_bf16_moe", MOE, BF16, (8,), options={"routing_method": "renormalize_naive"}),
+    OpPlan("k", "trtllm_fp8_per_tensor_scale_moe", MOE, FP8, (8,),
+           options={"routing_method": "deepseek_v3", "n_group": "4", "topk_group": "2"}),
 ]  # fmt: skip
 REAL: dict[str, Any] = {}
 WHERE = dict.fromkeys(("mm_bf16", "bmm_fp8", "mm_fp4", "mm_mxfp8"), flashinfer)
@@ -161,8 +164,10 @@ def main() -> None:
             "arguments": sorted(heard),
             "shapes": {name: list(v.shape) for name, v in heard.items() if isinstance(v, torch.Tensor)},
             "layout": [heard.get("use_shuffled_weight"), heard.get("weight_layout")],
+            "logits": str(heard["routing_logits"].dtype) if "routing_logits" in heard else "",
             "right": case.excess(8, right),
             "wrong": case.excess(8, wrong),
+            "mixed up": case.excess(8, right.roll(1, 0)),
             "unwritten": case.excess(8, torch.full_like(right, float("nan"))),
         }
     told["modules"] = sorted(jit.specs_of(Plan("m", "cuda", "90a", "x", Layout(), tuple(PLANS[:2]))))

@@ -38,7 +38,7 @@ def adapters(told: Any) -> Any:
 def test_every_adapter_calls_with_what_flashinfer_takes(adapters: Any) -> None:
     assert {one["op"] for one in adapters.values()} == {
         "mm_bf16", "bmm_fp8", "mm_fp4", "mm_mxfp8", "cutlass_fused_moe", "trtllm_fp8_block_scale_moe",
-        "trtllm_fp4_block_scale_moe",
+        "trtllm_fp4_block_scale_moe", "trtllm_bf16_moe", "trtllm_fp8_per_tensor_scale_moe",
     }  # fmt: skip
     assert {"local_expert_offset", "tune_max_num_tokens", "routing_method_type"} <= set(adapters["g"]["arguments"])
 
@@ -51,6 +51,16 @@ def test_calls_have_the_shapes_that_servers_give_them(adapters: Any) -> None:
     assert adapters["g"]["shapes"]["gemm1_weights"] == [4, 2, 256, 128]
     assert adapters["g"]["shapes"]["gemm2_weights"] == [4, 1, 256, 128]
     assert adapters["g"]["layout"] == [True, 2]
+    # vllm, fused_moe/oracle/unquantized.py; sglang, quantization/unquant.py: blocks of 128 bytes
+    assert adapters["j"]["shapes"]["gemm1_weights"] == [4, 4, 256, 64]
+    assert adapters["j"]["shapes"]["gemm2_weights"] == [4, 2, 256, 64]
+    assert adapters["j"]["layout"] == [True, 2]
+    # vllm, quantization/utils/flashinfer_utils.py; sglang, moe_runner/flashinfer_trtllm.py: one scale per local expert
+    assert adapters["k"]["shapes"]["gemm1_weights"] == [4, 256, 256]
+    assert adapters["k"]["shapes"]["gemm2_weights"] == [4, 256, 128]
+    scales = ("output1_scales_scalar", "output1_scales_gate_scalar", "output2_scales_scalar")
+    assert [adapters["k"]["shapes"][name] for name in scales] == [[4]] * 3
+    assert (adapters["j"]["logits"], adapters["k"]["logits"]) == ("torch.bfloat16", "torch.float32")
 
 
 def test_references_accept_what_is_right_and_nothing_else(adapters: Any) -> None:
@@ -58,6 +68,55 @@ def test_references_accept_what_is_right_and_nothing_else(adapters: Any) -> None
         assert one["right"] <= 1.0, (name, one)
         assert one["wrong"] > 1.0, (name, one)
         assert one["unwritten"] == float("inf"), (name, one)
+
+
+def test_layers_without_block_scales_tell_tokens_and_experts_apart(adapters: Any) -> None:
+    for name in "jk":
+        assert adapters[name]["mixed up"] > 1.0, (name, adapters[name])
+
+
+@pytest.fixture(scope="module")
+def keys(tuner: Tuner) -> Any:
+    done = subprocess.run(
+        [tuner.python, str(HERE / "moe_keys.py")],
+        env={**tuner.environment(), **ARCH},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+TRTLLM = (
+    "trtllm_bf16_moe", "trtllm_fp8_per_tensor_scale_moe", "trtllm_fp8_block_scale_moe", "trtllm_fp4_block_scale_moe",
+)  # fmt: skip
+
+
+def test_trtllm_moe_is_tuned_by_bucket_under_the_name_that_the_adapter_says(keys: Any) -> None:
+    for op in TRTLLM:
+        one = keys[op]
+        assert set(one["names"]) == {f"flashinfer::{op}"}
+        assert (one["runner"], one["keys"]) == ("MoERunner", 12)
+        assert one["answers"] == [1, 4, 512, 768, 1024]  # at 1, 3, 300, 700 and 1000 tokens
+        assert one["tactics"] == {"MoERunner": [[8, 0]]}
+
+
+def test_the_kernels_are_asked_for_the_layout_that_servers_have(keys: Any) -> None:
+    # …, use_shuffled_weight, weight_layout, use_per_token_scaling, tokens, with a LoRA delta
+    assert keys["trtllm_bf16_moe"]["asked"][-5:] == [1, 2, 0, 8, 0]
+    assert keys["trtllm_fp8_per_tensor_scale_moe"]["asked"][-5:] == [1, 0, 0, 8, 0]
+
+
+def test_what_the_keys_of_trtllm_moe_leave_out_is_refused(keys: Any) -> None:
+    """Two layers are told apart by their keys, or refused in one cache; in this FlashInfer, whichever it is."""
+    for op in TRTLLM:
+        one = keys[op]
+        assert sorted(one["told apart"] + one["clashes"]) == ["hidden", "intermediate", "local_experts", "top_k"], op
+        assert "hidden" in one["told apart"]
+    other, name = keys["routed"]
+    assert other is True  # chosen experts in place of logits: the same name, another key
+    assert name == "flashinfer::trtllm_bf16_moe"
 
 
 def test_modules_of_a_plan_are_known_before_it_is_tuned(told: Any) -> None:
@@ -81,7 +140,7 @@ def test_a_gpu_is_shared_only_when_asked_for(told: Any) -> None:
 def test_layers_whose_keys_collide_are_told(tuner: Tuner) -> None:
     script = (
         "from signatures import MOE, PLANS\n"
-        "from pipeline.tune.ops.cutlass_fused_moe import clashes\n"
+        "from pipeline.tune.ops.clashes import clashes\n"
         "import json\n"
         "two = [p for p in PLANS if p.op == 'cutlass_fused_moe']\n"
         "print(json.dumps([clashes(two, '0.6.16.post3'), clashes(two, '0.6.18'), clashes(two[:1], '0.6.16.post3')]))\n"

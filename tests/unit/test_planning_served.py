@@ -61,6 +61,75 @@ def test_nvfp4_products_are_padded_to_thirty_two(tmp_path):
     assert "padded as vLLM and SGLang do: k 1360 → 1376" in planned["down"].notes
 
 
+# --- experts without block scales on 10.0 and 10.3: vllm/model_executor/layers/fused_moe/oracle/unquantized.py, fp8.py
+
+
+@pytest.mark.parametrize("arch", ["100a", "103a"])
+def test_bf16_experts_go_through_trtllm(arch):
+    mixtral, qwen = (ops(plan_of(model, arch=arch))["experts"] for model in ("Mixtral-8x7B", "Qwen3-30B-A3B"))
+    assert (mixtral.op, mixtral.options["routing_method"]) == ("trtllm_bf16_moe", "renormalize")
+    assert (qwen.op, qwen.options["routing_method"]) == ("trtllm_bf16_moe", "renormalize_naive")
+    assert qwen.dtypes == {"a": "bfloat16", "b": "bfloat16", "out": "bfloat16"}
+    assert any("unverified" in note for note in qwen.notes)
+    assert any("--ops cutlass_fused_moe plans instead" in note for note in qwen.notes)
+
+
+def test_bf16_experts_are_padded_where_the_kernel_wants_it():
+    op = ops(plan_of("Qwen3-30B-A3B", arch="100a", tp=4))["experts"]
+    assert (op.shape["hidden"], op.shape["intermediate"]) == (2048, 256)
+    assert any("vLLM 0.28 does not, and cannot run it): intermediate 192 → 256" in note for note in op.notes)
+    assert not any("padded" in note for note in ops(plan_of("Qwen3-30B-A3B", arch="100a"))["experts"].notes)
+
+
+@pytest.mark.parametrize(("arch", "op"), [("100a", "trtllm_fp8_per_tensor_scale_moe"), ("120f", "cutlass_fused_moe")])
+def test_fp8_experts_go_through_trtllm_where_there_is_one(tmp_path, arch, op):
+    path = quantized(tmp_path, "Qwen3-30B-A3B", quant_algo="FP8", ignore=["lm_head", "*.self_attn.*"])
+    found = ops(plan_of(path, arch=arch, tp=8))["experts"]
+    assert (found.op, found.dtypes["a"], found.shape["intermediate"]) == (op, "float8_e4m3fn", 96)
+    if op.startswith("trtllm"):
+        assert "not with TP, DP and EP together" in found_by(found)
+        assert "pads intermediate sizes to 128" in found_by(found)  # sglang, srt/layers/moe/fused_moe_triton/layer.py
+
+
+def test_mixtral_in_fp8_is_looked_up_by_vllm_alone(tmp_path):
+    found = ops(plan_of(quantized(tmp_path, "Mixtral-8x7B", quant_algo="FP8"), arch="100a"))["experts"]
+    assert found.op == "trtllm_fp8_per_tensor_scale_moe"
+    assert "asks for no tuned op for this model" in found_by(found)
+
+
+def test_cutlass_is_planned_where_it_is_asked_for():
+    plan = plan_of("Mixtral-8x7B", arch="100a", ops=["qkv", "cutlass_fused_moe"])
+    assert {name: op.op for name, op in ops(plan).items()} == {"qkv": "mm_bf16", "experts": "cutlass_fused_moe"}
+    assert "by itself or with --moe-backend flashinfer_cutlass" in found_by(ops(plan)["experts"])
+    both = plan_of("Mixtral-8x7B", arch="100a", ops=["trtllm_bf16_moe", "cutlass_fused_moe"])
+    assert ops(both)["experts"].op == "trtllm_bf16_moe"
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "reason"),
+    [
+        ("Qwen3-30B-A3B", {"norm_topk_prob": False}, "vLLM has no such router for it, and chooses cutlass_fused_moe"),
+        ("Qwen3-30B-A3B", {"torch_dtype": "float16"}, "float16: it writes bfloat16; vLLM chooses it and refuses"),
+        ("gpt-oss-120b", {"quantization_config": None}, "it takes no bias; vLLM runs such experts through Triton"),
+        ("Mixtral-8x7B", {"model_type": "minimax_m2"}, "how minimax_m2 routes tokens has no counterpart"),
+        ("Mixtral-8x7B", {"hidden_size": 4128}, "blocks of 64 columns, the hidden size is 4128"),
+    ],
+)
+def test_what_trtllm_does_not_take_goes_through_cutlass_with_the_reason(tmp_path, base, changes, reason):
+    op = ops(plan_of(config_of(tmp_path, base, **changes), arch="100a"))["experts"]
+    assert op.op == "cutlass_fused_moe"
+    assert [reason in note for note in op.notes if note.startswith("trtllm_bf16_moe is not planned: ")] == [True]
+
+
+def test_fp8_experts_of_a_float16_model_go_through_cutlass(tmp_path):
+    path = quantized(tmp_path, "Qwen3-30B-A3B", quant_algo="FP8")
+    config = {**json.loads((tmp_path / "config.json").read_text()), "torch_dtype": "float16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    op = ops(plan_of(path, arch="100a"))["experts"]
+    assert op.op == "cutlass_fused_moe"
+    assert any("vLLM chooses cutlass_fused_moe itself" in note for note in op.notes)
+
+
 def test_experts_that_hold_no_whole_blocks_are_left_out_and_the_rest_is_planned():
     # vllm/model_executor/layers/fused_moe/oracle/fp8.py, refine_fp8_moe_block_shape: only in 0.33
     plan = plan_of("Qwen3-30B-A3B-FP8", arch="100a", tp=4)
@@ -116,7 +185,13 @@ def test_mxfp4_products_have_a_backend_that_takes_blocks_of_32(tmp_path):
         ("Llama-3.3-70B-FP8", "90a", "qkv", "SGLang (0.5.23) finds these entries with a modelopt FP8 checkpoint; vLLM"),
         ("Llama-3.3-70B-FP8", "100a", "qkv", "vLLM (0.28, 0.33) finds these entries"),
         ("Mixtral-8x7B", "90a", "experts", "--moe-backend flashinfer_cutlass (its choice here is Triton)"),
-        ("Mixtral-8x7B", "100a", "experts", "its choice here is trtllm_bf16_moe, which has no adapter"),
+        ("Mixtral-8x7B", "100a", "experts", "hands it chosen experts for this model, and finds none"),
+        (
+            "Qwen3-30B-A3B",
+            "103a",
+            "experts",
+            "vLLM (0.28, 0.33) chooses this op itself; SGLang (0.5.23) with --moe-runn",
+        ),
         ("Mixtral-8x7B", "110a", "experts", "does not take this op on compute capability 11.0"),
         ("Mixtral-8x7B", "120f", "experts", "which it chooses itself without data parallelism"),
         ("DeepSeek-V3", "100a", "experts", "SGLang (0.5.23) lays them out otherwise under the same key"),
@@ -161,6 +236,14 @@ def test_people_read_once_that_no_server_finds_anything():
     assert text.count("only by callers of FlashInfer itself: vLLM") == 1 and "no server finds" not in text
     mixed = describe(plan_of("Llama-3.3-70B-FP8"))
     assert "lm_head: no server finds these entries" in mixed
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [("0.6.18", "under the same key: leave this op out there"), ("0.7.0", "which is another key: it finds none")],
+)
+def test_the_layout_of_fp8_block_weights_is_a_key_s_matter_from_0_7_on(version, said):
+    assert said in found_by(ops(plan_of("DeepSeek-V3", arch="100a", tp=8, version=version))["experts"])
 
 
 def test_a_router_that_vllm_keeps_to_itself(tmp_path):

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
 
 _NAMES = (
-    "cpu_mm", "mm_bf16", "bmm_fp8", "mm_fp4", "mm_mxfp8", "cutlass_fused_moe", "trtllm_fp8_block_scale_moe",
-    "trtllm_fp4_block_scale_moe",
+    "cpu_mm", "mm_bf16", "bmm_fp8", "mm_fp4", "mm_mxfp8", "cutlass_fused_moe", "trtllm_bf16_moe",
+    "trtllm_fp8_per_tensor_scale_moe", "trtllm_fp8_block_scale_moe", "trtllm_fp4_block_scale_moe",
 )  # fmt: skip
 ADAPTERS: Mapping[str, str] = {name: f"pipeline.tune.ops.{name}" for name in _NAMES}
 

@@ -4,20 +4,19 @@ bfloat16 or float16, or fp8 with one scale per tensor. On compute capability 9.0
 an hour and a half to compile; no GPU has run this adapter yet.
 
 Up to FlashInfer 0.6.17 the key holds shapes alone: two layers that differ in dtype, top_k or how they are divided
-would overwrite each other's entries, so that only one may be in a cache (`clashes`). Profiling of fp8 block scales
+would overwrite each other's entries, so that only one may be in a cache (clashes.py). Profiling of fp8 block scales
 measures nothing in any version to 0.7.4: refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from pipeline.contract.plan import OpPlan
 from pipeline.tune.inputs import dtype_of, need_device, normal, seed_for, unit_roundoff
-from pipeline.tune.strategy import release
 
 from .cuda import OpNotHere, capability, nan, need_capability, spec
 from .moe import moe_excess, route, sizes
@@ -26,7 +25,6 @@ from .question import offered
 CUSTOM_OPS = ("trtllm::fused_moe::gemm1", "trtllm::fused_moe::gemm2")
 DEVICE = "cuda"
 CAPABLE = (89, 90, 100, 103, 110, 120, 121)
-TOLD_APART = (0, 6, 18)
 
 _MODULE = "flashinfer.jit.fused_moe"
 
@@ -35,24 +33,6 @@ def modules(op: OpPlan) -> list[Any]:  # noqa: ARG001 - all dtypes are one modul
     """The JIT module for this GPU."""
     family = {89: 89, 90: 90, 100: 100, 103: 103}.get(capability(torch.device("cuda")), 120)
     return [spec(_MODULE, f"gen_cutlass_fused_moe_sm{family}_module", False)]
-
-
-def clashes(ops: Sequence[OpPlan], version: str) -> list[str]:
-    """Pairs of layers whose entries would overwrite each other in this FlashInfer."""
-    if release(version) >= TOLD_APART:
-        return []
-    seen: dict[tuple[int, ...], OpPlan] = {}
-    found: list[str] = []
-    for op in ops:
-        if op.op == "cutlass_fused_moe":
-            shapes = tuple(op.shape[name] for name in ("local_experts", "hidden", "intermediate"))
-            other = seen.setdefault(shapes, op)
-            if other is not op:
-                found.append(
-                    f"{other.name} and {op.name} have equal shapes: in FlashInfer {version} their entries overwrite "
-                    "each other (mended in 0.6.18)"
-                )
-    return found
 
 
 class CutlassMoe:

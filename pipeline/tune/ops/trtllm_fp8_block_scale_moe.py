@@ -2,9 +2,9 @@
 
 `fp8_block` (blocks of 128×128, float32 scales) or `mxfp8` (blocks of 32, e8m0 scales). The weights lie as vLLM 0.28 and
 0.33 lay them (model_executor/layers/fused_moe/experts/trtllm_fp8_moe.py): rows shuffled, and of `fp8_block` columns in
-blocks of 128 first. A tactic is one of that layout's, and the key does not hold the layout. The rows of an expert are
-alike here, so that no shuffle can be wrong. Compute capability 10.0 and 10.3: no GPU has run this adapter yet. Held
-against the signatures of FlashInfer 0.6.16.post3 and 0.7.4.
+blocks of 128 first. A tactic is one of that layout's, and the key holds the layout from FlashInfer 0.7.0 on alone. The
+rows of an expert are alike here, so that no shuffle can be wrong. Compute capability 10.0 and 10.3: no GPU has run
+this adapter yet. Held against the signatures of FlashInfer 0.6.16.post3 and 0.7.4.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .cuda import need_capability
 from .fp4 import E8M0_ONE
 from .moe import logits, moe_excess, route, sizes
 from .question import offered
-from .trtllm_moe import CAPABLE, layer, modules, output
+from .trtllm_moe import CAPABLE, block_major, layer, modules, output
 
 __all__ = ["CUSTOM_OPS", "DEVICE", "make", "modules"]
 CUSTOM_OPS = ("flashinfer::trtllm_fp8_block_scale_moe",)
@@ -44,7 +44,7 @@ class Fp8BlockMoe:
             normal((local, 1, columns), torch.float8_e4m3fn, device, seed_for(self._seed, n)).expand(-1, rows, -1)
             for n, (local, rows, columns) in enumerate(shapes)
         )
-        self._laid = tuple(w.contiguous() if self._mx else _block_major(w) for w in self._weights)
+        self._laid = tuple(w.contiguous() if self._mx else block_major(w) for w in self._weights)
 
     def _blocks(self, shape: tuple[int, ...], scale: float) -> torch.Tensor:
         """Constant block scales of a weight, or of the activation."""
@@ -104,13 +104,6 @@ class Fp8BlockMoe:
     def tactics(self, tokens: int) -> Mapping[str, list[Any]]:
         """What the runner offers."""
         return offered(self, tokens)
-
-
-def _block_major(weight: torch.Tensor) -> torch.Tensor:
-    """[experts, rows, columns] → [experts, columns / 128, rows, 128]."""
-    experts, rows, columns = weight.shape
-    blocks = weight.reshape(experts, rows, columns // 128, 128)
-    return blocks.permute(0, 2, 1, 3).contiguous()
 
 
 def make(op: OpPlan, device: torch.device, seed: int) -> Fp8BlockMoe:

@@ -1,4 +1,4 @@
-"""What the two MoE calls through the trtllm-gen kernels share.
+"""What the MoE calls through the trtllm-gen kernels share.
 
 Compute capability 10.0 and 10.3: no GPU has run them yet.
 """
@@ -43,6 +43,13 @@ def layer(op: OpPlan, sizes: Sizes) -> dict[str, Any]:
         "routing_method_type": int(RoutingMethodType[_ROUTING[options["routing_method"]]]),
         "tune_max_num_tokens": op.buckets[-1],
     }
+
+
+def block_major(weight: torch.Tensor) -> torch.Tensor:
+    """[experts, rows, columns] → [experts, blocks, rows, columns of a block]; a block is 128 bytes wide."""
+    experts, rows, columns = weight.shape
+    wide = 128 // weight.element_size()
+    return weight.reshape(experts, rows, columns // wide, wide).permute(0, 2, 1, 3).contiguous()
 
 
 def output(found: torch.Tensor | list[torch.Tensor]) -> torch.Tensor:

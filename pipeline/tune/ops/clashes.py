@@ -1,0 +1,46 @@
+"""MoE layers whose entries would overwrite each other, because FlashInfer writes too little into an op's keys.
+
+- `cutlass_fused_moe` writes the shapes of its weights alone up to 0.6.17.
+- The trtllm-gen ops write the shapes of inputs and output alone up to 0.6.18.post1: neither the intermediate size, the
+  experts of a rank, nor the layout of the weights, which their keys hold from 0.7.0 on. `top_k` is in the shapes of
+  `trtllm_fp8_per_tensor_scale_moe` and `trtllm_fp4_block_scale_moe` alone.
+
+Read in the published packages, and held against the keys of 0.6.16.post3 and 0.7.4 by a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.contract.plan import OpPlan
+from pipeline.tune.strategy import release
+
+_SHAPES = {
+    "cutlass_fused_moe": ("local_experts", "hidden", "intermediate"),
+    "trtllm_bf16_moe": ("experts", "hidden"),
+    "trtllm_fp8_per_tensor_scale_moe": ("experts", "hidden", "top_k"),
+    "trtllm_fp8_block_scale_moe": ("experts", "hidden"),
+    "trtllm_fp4_block_scale_moe": ("experts", "hidden", "top_k"),
+}
+
+
+def _mended(op: OpPlan) -> str:
+    """The first FlashInfer whose keys tell layers of this op apart."""
+    return "0.6.18" if op.op == "cutlass_fused_moe" else "0.7.0"
+
+
+def clashes(ops: Sequence[OpPlan], version: str) -> list[str]:
+    """Pairs of layers whose entries would overwrite each other in this FlashInfer."""
+    seen: dict[tuple[object, ...], OpPlan] = {}
+    found: list[str] = []
+    for op in ops:
+        if op.op not in _SHAPES or release(version) >= release(_mended(op)):
+            continue
+        key = (op.op, op.options.get("format"), *(op.shape[name] for name in _SHAPES[op.op]))
+        other = seen.setdefault(key, op)
+        if other is not op:
+            found.append(
+                f"{other.name} and {op.name} have equal shapes: in FlashInfer {version} their entries overwrite "
+                f"each other (mended in {_mended(op)})"
+            )
+    return found
