@@ -62,11 +62,16 @@ def _plain_trtllm_moe(op: OpPlan) -> str:
         sglang = f"{_TRTLLM_SGLANG} (its own choice for Qwen3, GLM-4 and DeepSeek-V3 models)"
         if unnamed:
             sglang = f"{_TRTLLM_SGLANG} hands it chosen experts for this model, and finds none"
-        return f"{VLLM} chooses this op itself; {SGLANG} {sglang}{_CHOSEN}"
+        routed = f"{_CHOSEN} (trtllm_bf16_routed_moe: the same name, another key)"
+        return f"{VLLM} chooses this op itself; {SGLANG} {sglang}{routed}"
     sglang = f"{_TRTLLM_SGLANG} pads intermediate sizes to 128, and finds these where that comes to the same"
     if unnamed:
         sglang = "asks for no tuned op for this model with a modelopt checkpoint, and finds none"
-    return f"{VLLM} chooses this op itself, but not with TP, DP and EP together; {SGLANG} {sglang}{_CHOSEN}"
+    routed = (
+        "with an all-to-all backend vLLM does not take this op, and SGLang calls "
+        "trtllm_fp8_per_tensor_scale_routed_moe (FlashInfer 0.6.17 on), which has no adapter in this tuner"
+    )
+    return f"{VLLM} chooses this op itself, but not with TP, DP and EP together; {SGLANG} {sglang}; {routed}"
 
 
 def _trtllm_moe(op: OpPlan, *, layout_in_key: bool) -> str:

@@ -72,6 +72,7 @@ def test_bf16_experts_go_through_trtllm(arch):
     assert qwen.dtypes == {"a": "bfloat16", "b": "bfloat16", "out": "bfloat16"}
     assert any("unverified" in note for note in qwen.notes)
     assert any("--ops cutlass_fused_moe plans instead" in note for note in qwen.notes)
+    assert "trtllm_bf16_routed_moe: the same name, another key" in found_by(qwen)
 
 
 def test_bf16_experts_are_padded_where_the_kernel_wants_it():
@@ -88,6 +89,7 @@ def test_fp8_experts_go_through_trtllm_where_there_is_one(tmp_path, arch, op):
     assert (found.op, found.dtypes["a"], found.shape["intermediate"]) == (op, "float8_e4m3fn", 96)
     if op.startswith("trtllm"):
         assert "not with TP, DP and EP together" in found_by(found)
+        assert "trtllm_fp8_per_tensor_scale_routed_moe (FlashInfer 0.6.17 on), which has no adapter" in found_by(found)
         assert "pads intermediate sizes to 128" in found_by(found)  # sglang, srt/layers/moe/fused_moe_triton/layer.py
 
 
