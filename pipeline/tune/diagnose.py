@@ -9,7 +9,7 @@ from pipeline.contract.exits import Exit
 
 from . import blame
 from .causes import remedy
-from .steps import stopped
+from .processes import stopped
 from .troubles import (
     RankBroken,
     RankCacheRefused,
@@ -50,9 +50,11 @@ def _diagnose(now: Situation) -> RankTrouble:
     if lost:
         return lost
     held = [s for s in now.ranks if stopped(s.process)]
-    if held:
+    unmade = now.launcher_stopped and any(s.step is None for s in now.ranks)
+    if held or unmade:
+        what = f"rank {held[0].rank} is stopped at: {held[0].place}" if held else "the launcher of the ranks is stopped"
         how = "nothing was saved; it was stopped from outside (SIGSTOP, a debugger, a frozen container)"
-        return RankStopped(f"rank {held[0].rank} is stopped at: {held[0].place}", details=details, hint=how)
+        return RankStopped(what, details=details, hint=how)
     broken = [s for s in now.ranks if s.failure and s.failure.kind == "bug"]
     if broken:
         failure = broken[0].failure

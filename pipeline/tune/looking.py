@@ -7,11 +7,12 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from .processes import Unheard, kill, stopped, unheard_of
 from .rank import read_failure, stack_path
-from .steps import RankStep, alive, read_step, state_of, stopped
+from .steps import RankStep, alive, read_step, state_of
 from .troubles import RankState
 
 _POLL = 0.1
@@ -20,10 +21,10 @@ _GONE = 10.0  # seconds to wait for ranks that were ended, whose devices take a 
 
 
 class Stops:
-    """For how long ranks have been stopped, by a signal or a debugger, each time that they were looked at.
+    """For how long processes have been stopped, by a signal or a debugger, each time that they were looked at.
 
-    `longest` is that of the rank which is stopped now and has been for longest; `all_told` the time in which any was.
-    Seconds. A rank that has said nothing yet is not known by its process, and not seen here.
+    `longest` is that of the one which is stopped now and has been for longest; `all_told` the time in which any was.
+    Seconds.
     """
 
     def __init__(self) -> None:
@@ -31,20 +32,35 @@ class Stops:
         self._since: dict[int, float] = {}
         self._before = 0.0
 
-    def see(self, steps: Sequence[RankStep | None], now: float) -> None:
-        """Look at the processes that wrote these steps."""
-        found = {step.rank for step in steps if step is not None and stopped(state_of(step))}
+    def see(self, letters: Mapping[int, str], now: float) -> None:
+        """Note the kernel's letter for each process, by whatever number tells them apart."""
+        found = {number for number, letter in letters.items() if stopped(letter)}
         if self._since:
             self.all_told += now - self._before
-        self._since = {rank: self._since.get(rank, now) for rank in found}
+        self._since = {number: self._since.get(number, now) for number in found}
         self._before = now
         self.longest = max((now - since for since in self._since.values()), default=0.0)
 
 
-def look(work: Path, ranks: Sequence[int], *, launcher: bool = True) -> list[RankState]:
+def silent(work: Path, ranks: Sequence[int], started: Sequence[int], launched: bool) -> list[Unheard]:
+    """The ranks that run and have said nothing yet; `started` and `launched` as in `processes.unheard`."""
+    unsaid = [rank for rank in ranks if read_step(work, rank) is None]
+    return unheard_of(started, unsaid, launched=launched) if unsaid else []
+
+
+def end_silent(work: Path, ranks: Sequence[int], started: Sequence[int], launched: bool) -> None:
+    """SIGKILL them."""
+    for one in silent(work, ranks, started, launched):
+        kill(one.pid, one.started)
+
+
+def look(
+    work: Path, ranks: Sequence[int], *, launcher: bool = True, unheard: Sequence[Unheard] = ()
+) -> list[RankState]:
     """Ask every living rank for its stack and collect what is known of each. A stopped rank is woken to answer.
 
-    `launcher` says that there is one which will tell how ranks ended.
+    `launcher` says that there is one which will tell how ranks ended. `unheard` are those that have said nothing yet,
+    and so have nothing to answer with.
     """
     steps = {rank: read_step(work, rank) for rank in ranks}
     now = time.monotonic()
@@ -73,11 +89,12 @@ def look(work: Path, ranks: Sequence[int], *, launcher: bool = True) -> list[Ran
     while missing():
         time.sleep(_POLL)
     ended = _launcher_saw(work)
+    letters = {one.rank: one.letter for one in unheard}
     return [
         RankState(
             rank=rank,
             step=step,
-            process=processes[rank],
+            process=processes[rank] or letters.get(rank, ""),
             silent=max(0.0, now - step.changed) if step else 0.0,
             failure=read_failure(work, rank),
             status=ended.get(rank),
@@ -113,7 +130,7 @@ def end(work: Path, ranks: Sequence[int]) -> None:
     """
     steps = [step for rank in ranks if (step := read_step(work, rank)) is not None]
     for step in steps:
-        _signal(step, signal.SIGKILL)
+        kill(step.pid, step.started)
     deadline = time.monotonic() + _GONE
     while any(alive(step) for step in steps) and time.monotonic() < deadline:
         time.sleep(_POLL)

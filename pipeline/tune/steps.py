@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .attempt import Attempt
+from .processes import letter_of, start_time
 
 _SIZE = 8192  # bytes of a step file; the JSON is padded with spaces
 _TEXT = 300  # characters kept of a text: six bytes each at worst, so that the JSON always fits
@@ -152,23 +153,6 @@ def read_step(work: Path, rank: int) -> RankStep | None:
     return None
 
 
-def process_state(pid: int) -> str:
-    """The kernel's letter for a process (R, S, D, T stopped, Z zombie), or empty where there is none."""
-    fields = _stat(pid)
-    return fields[0] if fields else ""
-
-
-def start_time(pid: int) -> str:
-    """When the kernel started a process, in its own ticks; empty where there is none."""
-    fields = _stat(pid)
-    return fields[19] if len(fields) > 19 else ""
-
-
-def lives(pid: int, started: str) -> bool:
-    """Whether the process of this pid and start time still runs."""
-    return bool(_state(pid, started))
-
-
 def alive(step: RankStep) -> bool:
     """Whether the process that wrote this step still runs."""
     return bool(state_of(step))
@@ -176,23 +160,4 @@ def alive(step: RankStep) -> bool:
 
 def state_of(step: RankStep | None) -> str:
     """The kernel's letter for the process that wrote this step, or empty where it no longer runs."""
-    return _state(step.pid, step.started) if step is not None else ""
-
-
-def stopped(letter: str) -> bool:
-    """Whether the kernel's letter is that of a process stopped by a signal or a debugger."""
-    return letter in ("T", "t")
-
-
-def _state(pid: int, started: str) -> str:
-    """The letter of a process that runs, from one look: at a second one its pid may be somebody else's."""
-    fields = _stat(pid)
-    return fields[0] if len(fields) > 19 and fields[19] == started and fields[0] not in ("Z", "X") else ""
-
-
-def _stat(pid: int) -> list[str]:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return []
-    return text.rpartition(")")[2].split()
+    return letter_of(step.pid, step.started) if step is not None else ""

@@ -6,7 +6,7 @@
 The watchdog lies outside torchrun: it acts when a rank that is not waiting has said nothing for the group's timeout
 and a margin, so it also sees what a collective's own timeout cannot (a rank that loops, a launcher that hangs).
 Starting has a bound of its own, since nothing is said while libraries are imported; but a rank that the kernel holds
-stopped imports nothing, and has the same bound there as later.
+stopped imports nothing, and has the same bound there as later, as has a launcher that is held before all have started.
 Standard library only.
 """
 
@@ -28,15 +28,17 @@ from pipeline.contract.errors import UsageError
 from pipeline.contract.places import ENV_WORKSPACE
 
 from .diagnose import diagnose
-from .looking import Stops, end, look
+from .looking import Stops, end, end_silent, look, silent
+from .processes import process_state, stopped
 from .rank import read_failure
-from .steps import RankStep, read_step
+from .steps import RankStep, read_step, state_of
 from .tied import starter
 from .troubles import Situation
 
 MARGIN = 10.0  # seconds that the watchdog grants beyond the group's timeout, so that the group speaks first
 START_SECONDS = 240.0  # bound for all ranks to have started, imports and all
 _POLL = 0.1
+_LAUNCHER = -1  # in the place of a rank's number
 _TAIL = 20
 
 
@@ -47,6 +49,7 @@ class NoTemporary(UsageError):
 class Process(Protocol):
     """What `pipeline.run.spawn` yields, as far as it is looked at here."""
 
+    pid: int
     returncode: int | None
 
     def poll(self) -> int | None:
@@ -174,6 +177,8 @@ def supervise(crew: Crew, commands: Sequence[tuple[Sequence[str], Mapping[str, s
         processes = [
             stack.enter_context(run.spawn(command, env=env, stdout=sink, stderr=sink)) for command, env in commands
         ]
+        # Before the launcher ends: they may not have tied themselves to it.
+        stack.callback(lambda: end_silent(crew.work, crew.ranks, _started(processes), crew.launched))
         bound = _watch(crew, processes)
         if bound is None and all(process.returncode == 0 for process in processes):
             return
@@ -181,10 +186,13 @@ def supervise(crew: Crew, commands: Sequence[tuple[Sequence[str], Mapping[str, s
             log.warn(f"all ranks are done; what started them did not end within {bound:.0f} s, and is ended")
             return
         ended = next((p.returncode for p in processes if p.returncode), None) if crew.launched else None
-        states = look(crew.work, crew.ranks, launcher=crew.launched and (ended is None or ended > 0))
+        held = crew.launched and stopped(process_state(processes[0].pid))
+        tells = crew.launched and not held and (ended is None or ended > 0)
+        unheard = silent(crew.work, crew.ranks, _started(processes), crew.launched)
+        states = look(crew.work, crew.ranks, launcher=tells, unheard=unheard)
         if not crew.launched:  # the ranks are our own processes: nobody else has to tell how one ended
             states = [replace(state, status=p.poll()) for state, p in zip(states, processes, strict=True)]
-        situation = Situation(states, bound or None, ended, _tail(said), crew.ops, crew.patience)
+        situation = Situation(states, bound or None, ended, _tail(said), crew.ops, crew.patience, held)
         end(crew.work, crew.ranks)
         raise diagnose(situation)
 
@@ -203,7 +211,7 @@ def _watch(crew: Crew, processes: Sequence[Process]) -> float | None:
             return 0.0
         steps = [read_step(crew.work, rank) for rank in crew.ranks]
         now = time.monotonic()
-        stops.see(steps, now)
+        stops.see(_letters(crew, processes, steps), now)
         # A rank that was stopped for a while and goes on must not lack that time when all have to have started.
         bound = crew.limit if stops.longest > crew.limit else _overdue(crew, steps, now - began - stops.all_told)
         if bound is not None:
@@ -215,6 +223,20 @@ def _watch(crew: Crew, processes: Sequence[Process]) -> float | None:
         time.sleep(_POLL)
 
 
+def _started(processes: Sequence[Process]) -> list[int]:
+    """Those of our processes that still run."""
+    return [process.pid for process in processes if process.poll() is None]
+
+
+def _letters(crew: Crew, processes: Sequence[Process], steps: Sequence[RankStep | None]) -> dict[int, str]:
+    """The kernel's letter for each rank, and for the launcher as long as it has ranks to start."""
+    letters = {step.rank: state_of(step) for step in steps if step is not None}
+    if None in steps:
+        letters |= {one.rank: one.letter for one in silent(crew.work, crew.ranks, _started(processes), crew.launched)}
+        letters |= {_LAUNCHER: process_state(processes[0].pid)} if crew.launched else {}
+    return letters
+
+
 def _overdue(crew: Crew, steps: Sequence[RankStep | None], elapsed: float) -> float | None:
     """The bound that has passed, if one has."""
     # Imports and meeting take long on a busy machine. What comes then may take hours (compiling), but says so.
@@ -224,9 +246,9 @@ def _overdue(crew: Crew, steps: Sequence[RankStep | None], elapsed: float) -> fl
     running = [step for step in steps if step is not None and step.state == "running"]
     active = [step for step in running if not step.waiting]
     # Those that are done have their process still to be ended, by a launcher that may be stopped itself.
-    silent = [time.monotonic() - step.changed for step in active or running or steps if step is not None]
+    quiet = [time.monotonic() - step.changed for step in active or running or steps if step is not None]
     # Ranks that wait are bounded by those they wait for; when all wait, by themselves.
-    late = max(silent, default=0.0) if active else min(silent, default=0.0)
+    late = max(quiet, default=0.0) if active else min(quiet, default=0.0)
     return crew.limit if late > crew.limit else None
 
 

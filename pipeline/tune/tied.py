@@ -11,7 +11,7 @@ import ctypes
 import os
 import signal
 
-from .steps import lives, start_time
+from .processes import lives, start_time
 
 ENV_STARTER = "PIPELINE_TUNE_STARTER"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

@@ -96,7 +96,9 @@ class RankState:
     @property
     def place(self) -> str:
         """The last step in words."""
-        return self.step.told() if self.step is not None else "never started"
+        if self.step is not None:
+            return self.step.told()
+        return "its start, before it said anything" if self.process else "never started"
 
     def lines(self) -> list[str]:
         """The last step and the end of the stack, for people."""
@@ -126,6 +128,7 @@ class Situation:
     tail: Sequence[str] = field(default_factory=tuple)
     ops: Sequence[str] = ()
     patience: float = math.inf
+    launcher_stopped: bool = False
 
     def op_of(self, step: RankStep) -> str:
         """The name of the op that a rank was at."""

@@ -16,7 +16,7 @@ import pytest
 from tune_harness import Done, Tuner, error_line, read_manifest, write_plan
 
 from pipeline.contract.plan import Plan
-from pipeline.tune.steps import process_state
+from pipeline.tune.processes import process_state
 
 pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(300)]
 
@@ -140,6 +140,15 @@ def test_a_rank_that_is_stopped_before_the_ranks_have_met_is_named_at_the_same_b
     assert error_line(done) == "error: rank 1 is stopped at: importing torch and FlashInfer"
     assert "sitecustomize.py" in done.stderr
     assert "starting the ranks again" not in done.stderr
+
+
+@pytest.mark.once
+def test_a_rank_that_is_stopped_before_it_says_anything_is_named_at_the_same_bound(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    done = broken(tuner, make_plan(), tmp_path, "stopped_at_once", warm=False)
+    assert done.status == 6
+    assert error_line(done) == "error: rank 1 is stopped at: its start, before it said anything"
 
 
 @pytest.mark.once

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from pipeline.contract.errors import CacheRefused, TuningError, UsageError
 from pipeline.contract.plan import Layout, OpPlan, Plan
-from pipeline.tune import looking
 from pipeline.tune.agreement import EntryElsewhere, Held, RankResult, RanksDiffer, TacticsDiffer, agree, merge
 from pipeline.tune.attempt import Attempt
 from pipeline.tune.diagnose import diagnose
@@ -219,15 +218,12 @@ def test_the_watchdog_gives_imports_their_time(tmp_path: Path) -> None:
     assert _overdue(crew, [None, step(1, op=0, changed=0.0)], START_SECONDS + 1) == START_SECONDS
 
 
-def test_how_long_ranks_are_stopped_is_counted_for_each_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    letters = {0: "S", 1: "S"}
-    monkeypatch.setattr(looking, "state_of", lambda one: letters[one.rank] if one is not None else "")
+def test_how_long_ranks_are_stopped_is_counted_for_each_and_together() -> None:
     stops, seen = Stops(), []
     for now, first, second in [
         (100.0, "S", "T"), (110.0, "t", "T"), (120.0, "T", "R"), (130.0, "S", "S"), (140.0, "S", "T"), (145.0, "S", "T"),
     ]:  # fmt: skip
-        letters.update({0: first, 1: second})
-        stops.see([step(0), step(1), None], now)
+        stops.see({0: first, 1: second}, now)
         seen.append((stops.longest, stops.all_told))
     assert seen == [(0.0, 0.0), (10.0, 10.0), (10.0, 20.0), (0.0, 30.0), (0.0, 30.0), (5.0, 35.0)]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.tune import supervise as supervising
+from pipeline.tune.processes import process_state
 from pipeline.tune.supervise import Crew, environment, supervise
 from pipeline.tune.troubles import RankBroken, RankLost, RankStopped
 
@@ -106,6 +107,68 @@ def test_a_rank_that_is_stopped_while_it_starts_is_found_at_the_bound(
     assert [state.process for state in caught.value.states] == ["", "T"]
     assert "in body" in caught.value.states[1].stack
     assert not caught.value.crashes
+
+
+SILENT = (
+    """
+import os, signal, sys
+if os.environ["RANK"] == "1":
+    open(sys.argv[2], "w").write(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+    + STOPPING
+)
+
+LAUNCHER = """
+import os, signal, subprocess, sys
+ranks = []
+for rank in range(2):
+    if sys.argv[1] == f"stops before {rank}":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    environment = {**os.environ, "RANK": str(rank)}
+    ranks.append(subprocess.Popen([sys.executable, "-c", *sys.argv[2:]], env=environment, start_new_session=True))
+for rank in ranks:
+    rank.wait()
+"""
+
+
+def found_stopped(crew: Crew, commands: list[tuple[list[str], dict[str, str]]]) -> RankStopped:
+    """What a rank or launcher that is stopped at once is told as; all of starting may take 240 s."""
+    began = time.monotonic()
+    with pytest.raises(RankStopped) as caught:
+        supervise(crew, commands)
+    assert 3.0 < time.monotonic() - began < 60.0
+    return caught.value
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_rank_that_is_stopped_before_it_says_anything_is_found_at_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: bool
+) -> None:
+    monkeypatch.setattr(supervising, "MARGIN", 1.0)
+    pid = tmp_path / "pid"
+    words = [SILENT, str(tmp_path), str(pid), "0"]
+    if launched:
+        commands = [([sys.executable, "-c", LAUNCHER, "runs", *words], dict(environment(tmp_path)))]
+    else:
+        commands = [([sys.executable, "-c", *words], {**environment(tmp_path), "RANK": str(rank)}) for rank in range(2)]
+    error = found_stopped(Crew(2, 2.0, tmp_path, launched=launched), commands)
+    assert error.message == "rank 1 is stopped at: its start, before it said anything"
+    assert error.states[1].process == "T"
+    assert process_state(int(pid.read_text())) in ("", "Z"), (
+        "it could not tie itself to anyone, and is ended all the same"
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_launcher_that_is_stopped_before_all_ranks_have_started_is_found_at_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    monkeypatch.setattr(supervising, "MARGIN", 1.0)
+    words = [sys.executable, "-c", LAUNCHER, f"stops before {rank}", STOPPING, str(tmp_path), "true", "0"]
+    error = found_stopped(Crew(2, 2.0, tmp_path), [(words, dict(environment(tmp_path)))])
+    assert error.message == "the launcher of the ranks is stopped"
+    assert [state.step.state for state in error.states if state.step] == ["done"] * rank
 
 
 def test_short_stops_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

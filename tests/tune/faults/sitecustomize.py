@@ -113,6 +113,10 @@ def stopped_while_starting():
     _after("pipeline.tune.jit", lambda module: os.kill(os.getpid(), signal.SIGSTOP))
 
 
+def stopped_at_once():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def stopped_for_a_while():
     def change(module):
         subprocess.Popen(["sh", "-c", f"sleep 5 && kill -CONT {os.getpid()}"])
