@@ -12,6 +12,7 @@ import os
 from typing import Any
 
 import flashinfer
+import moe_kernel
 import torch
 from flashinfer import fused_moe
 
@@ -42,9 +43,10 @@ PLANS = [
     OpPlan("i", "trtllm_fp4_block_scale_moe", MOE, {"a": "bfloat16", "b": "uint8", "out": "bfloat16"}, (8,),
            options={"format": "mxfp4", "routing_method": "renormalize"}),
     OpPlan("j", "trtllm_bf16_moe", MOE, BF16, (8,), options={"routing_method": "renormalize_naive"}),
-    OpPlan("k", "trtllm_fp8_per_tensor_scale_moe", MOE, FP8, (8,),
+    OpPlan("k", "trtllm_fp8_per_tensor_scale_moe", {**MOE, "local_experts": 8, "ep": 1}, FP8, (8,),
            options={"routing_method": "deepseek_v3", "n_group": "4", "topk_group": "2"}),
 ]  # fmt: skip
+PLAIN_MOE = ("trtllm_bf16_moe", "trtllm_fp8_per_tensor_scale_moe")
 REAL: dict[str, Any] = {}
 WHERE = dict.fromkeys(("mm_bf16", "bmm_fp8", "mm_fp4", "mm_mxfp8"), flashinfer)
 
@@ -167,6 +169,7 @@ def main() -> None:
             "logits": str(heard["routing_logits"].dtype) if "routing_logits" in heard else "",
             "right": case.excess(8, right),
             "wrong": case.excess(8, wrong),
+            "as called": case.excess(8, moe_kernel.run(heard)) if op.op in PLAIN_MOE else 0.0,
             "mixed up": case.excess(8, right.roll(1, 0)),
             "unwritten": case.excess(8, torch.full_like(right, float("nan"))),
         }

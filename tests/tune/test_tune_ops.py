@@ -56,10 +56,10 @@ def test_calls_have_the_shapes_that_servers_give_them(adapters: Any) -> None:
     assert adapters["j"]["shapes"]["gemm2_weights"] == [4, 2, 256, 64]
     assert adapters["j"]["layout"] == [True, 2]
     # vllm, quantization/utils/flashinfer_utils.py; sglang, moe_runner/flashinfer_trtllm.py: one scale per local expert
-    assert adapters["k"]["shapes"]["gemm1_weights"] == [4, 256, 256]
-    assert adapters["k"]["shapes"]["gemm2_weights"] == [4, 256, 128]
+    assert adapters["k"]["shapes"]["gemm1_weights"] == [8, 256, 256]
+    assert adapters["k"]["shapes"]["gemm2_weights"] == [8, 256, 128]
     scales = ("output1_scales_scalar", "output1_scales_gate_scalar", "output2_scales_scalar")
-    assert [adapters["k"]["shapes"][name] for name in scales] == [[4]] * 3
+    assert [adapters["k"]["shapes"][name] for name in scales] == [[8]] * 3
     assert (adapters["j"]["logits"], adapters["k"]["logits"]) == ("torch.bfloat16", "torch.float32")
 
 
@@ -73,6 +73,11 @@ def test_references_accept_what_is_right_and_nothing_else(adapters: Any) -> None
 def test_layers_without_block_scales_tell_tokens_and_experts_apart(adapters: Any) -> None:
     for name in "jk":
         assert adapters[name]["mixed up"] > 1.0, (name, adapters[name])
+
+
+def test_layers_without_block_scales_are_called_with_what_their_reference_computes(adapters: Any) -> None:
+    for name in "jk":
+        assert 0.0 < adapters[name]["as called"] <= 1.0, (name, adapters[name])
 
 
 @pytest.fixture(scope="module")
