@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench.measure import say
@@ -95,26 +95,19 @@ def rounds_of(times: Mapping[int, float], count: int, noise: float, chance: rand
     return found
 
 
-def first_sitting(times: Mapping[int, float], noise: float, chance: random.Random) -> list[Round]:
-    """Screening and batches, as a hearing makes them."""
-    quick = rounds_of(times, 3, noise, chance)
-    alive: Sequence[int] = rule.leading({c: math.exp(min(one[c][0] for one in quick)) for c in times}, 0.04, 8)
-    rounds: list[Round] = []
-    while True:
-        rounds += rounds_of({c: times[c] for c in alive}, rule.BATCH, noise, chance)
-        verdict = rule.judge(rounds)
-        alive = [c for c in alive if c not in verdict.drop]
-        if len(alive) == 1 or (verdict.clear and len(rounds) >= rule.LEAST) or len(rounds) >= rule.MOST:
-            return rounds
-
-
 def decide(key: Key, chance: random.Random, noise: float = ROUND, processes: int = 1) -> int:
-    """A whole judgement as a hearing makes it: the first sitting in one process, the others round all of them."""
+    """A whole judgement as a hearing makes it: sittings go round the processes, with who is in the running."""
     places = [key.process(chance) for _ in range(processes)]
-    sittings = [first_sitting(key.sitting(places[0], chance), noise, chance)]
-    seats = [0]
-    alive = rule.contenders(sittings[0], processes)
-    while len(alive) > 1 and len(sittings) < rule.MOST_SITTINGS:
+    times = key.sitting(places[0], chance)
+    quick = rounds_of(times, 3, noise, chance)
+    alive = rule.leading({c: math.exp(min(one[c][0] for one in quick)) for c in times}, processes)
+    count = rule.FIRST_OF_TWO if processes > 1 else rule.FIRST
+    sittings, seats = [rounds_of({c: times[c] for c in alive}, count, noise, chance)], [0]
+    while len(sittings) < rule.MOST_SITTINGS:
+        if len(sittings) == rule.first_sittings(processes):
+            alive = rule.contenders(sittings, processes)
+        if alive == [0]:
+            return 0
         seats.append(len(sittings) % processes)
         times = key.sitting(places[seats[-1]], chance)
         sittings.append(rounds_of({c: times[c] for c in alive}, rule.SITTING, noise, chance))
@@ -123,7 +116,7 @@ def decide(key: Key, chance: random.Random, noise: float = ROUND, processes: int
             if verdict.clear:
                 break
             alive = [c for c in alive if c not in verdict.drop]
-    return rule.settle(sittings, seats).chosen if len(alive) > 1 else 0
+    return rule.settle(sittings, seats).chosen
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bench.judging import ROUND, Key, decide, rounds_of, score
 from pipeline.contract.plan import Layout, OpPlan, Plan
 from pipeline.tune.judging.budget import Budget, Turn
-from pipeline.tune.judging.rule import Round, centre, contenders, judge, leading, settle
+from pipeline.tune.judging.rule import Round, centre, contenders, first_sittings, leading, settle
 from pipeline.tune.tokens import judged_tokens
 
 
@@ -52,40 +52,51 @@ def test_nothing_is_chosen_that_is_slower_than_the_default() -> None:
         assert truth[decide(key_of(truth), chance, 0.02)] <= 0.002
 
 
+def sittings_of(times: Mapping[int, float], count: int, chance: random.Random) -> list[list[Round]]:
+    return [rounds_of(times, 8, ROUND, chance) for _ in range(count)]
+
+
 def test_ties_go_to_the_default_then_to_the_first() -> None:
     chance = random.Random(3)
-    assert judge(rounds_of({0: 0.0, 1: -0.001, 2: 0.0}, 60, ROUND, chance)).chosen == 0
-    verdict = judge(rounds_of({0: 0.0, 1: -0.0495, 2: -0.05, 3: -0.05}, 60, ROUND, chance))
+    assert settle(sittings_of({0: 0.0, 1: -0.001, 2: 0.0}, 8, chance)).chosen == 0
+    verdict = settle(sittings_of({0: 0.0, 1: -0.0495, 2: -0.05, 3: -0.05}, 8, chance))
     assert (verdict.chosen, verdict.decided_by in ("tie", "faster")) == (1, True)
     assert verdict.ratio == pytest.approx(math.exp(-0.0495), abs=0.003)
 
 
 def test_what_stays_unclear_is_a_tie_and_says_so() -> None:
-    rounds: list[Round] = [{0: [0.0], 1: [gain]} for gain in (-0.04, 0.024) * 8]  # 0.8 % faster on average
-    verdict = judge(rounds)
+    wild: list[list[Round]] = [[{0: [0.0], 1: [gain]}] * 8 for gain in (-0.04, 0.024) * 4]  # 0.8 % faster on average
+    verdict = settle(wild)
     assert (verdict.chosen, verdict.best, verdict.clear) == (0, 1, False)
-    steady: list[Round] = [{0: [0.0], 1: [gain]} for gain in (-0.009, -0.008) * 8]
-    assert (judge(steady).chosen, judge(steady).clear) == (1, True)
+    steady: list[list[Round]] = [[{0: [0.0], 1: [gain]}] * 8 for gain in (-0.009, -0.008) * 4]
+    assert (settle(steady).chosen, settle(steady).clear) == (1, True)
 
 
 def test_a_candidate_that_loses_at_one_token_count_is_not_chosen() -> None:
     chance = random.Random(7)
-    rounds = [
-        {
-            0: [chance.gauss(0, ROUND), chance.gauss(0, ROUND)],
-            1: [chance.gauss(-0.10, ROUND), chance.gauss(0.02, ROUND)],
-        }
-        for _ in range(40)
-    ]
-    verdict = judge(rounds)
-    assert (verdict.chosen, verdict.drop) == (0, (1,))
+
+    def sitting(second: float) -> list[Round]:
+        return [{0: [chance.gauss(0, ROUND), chance.gauss(0, ROUND)],
+                 1: [chance.gauss(-0.10, ROUND), chance.gauss(second, ROUND)]} for _ in range(8)]  # fmt: skip
+
+    assert settle([sitting(0.02) for _ in range(4)]).chosen == 0
+    assert contenders([sitting(0.02)]) == contenders([sitting(0.02), sitting(0.02)], processes=4) == [0]
+    assert contenders([sitting(0.02), sitting(-0.10)], processes=4) == [0, 1], "slow in one process alone"
+
+
+def test_what_one_process_finds_slow_is_looked_at_in_another() -> None:
+    chance = random.Random(13)
+    slow, fast = (rounds_of({0: 0.0, 1: gain, 2: 0.05}, 8, ROUND, chance) for gain in (0.03, -0.05))
+    assert first_sittings(4) == 2 and first_sittings(1) == 1
+    assert contenders([slow], processes=4) == [0]
+    assert contenders([slow, fast], processes=4) == [0, 1]
 
 
 def test_a_gain_that_one_sitting_in_four_does_not_show_is_in_doubt() -> None:
     chance = random.Random(8)
     fast, slow = ({0: 0.0, 1: gain} for gain in (-0.03, 0.03))
     sittings = [rounds_of(times, 24, ROUND, chance) for times in (fast, fast, fast, slow)]
-    assert judge([one for sitting in sittings for one in sitting]).chosen == 1
+    assert settle(sittings[:3]).chosen == 1
     verdict = settle(sittings)
     assert (verdict.chosen, verdict.best, verdict.clear) == (0, 1, False)
 
@@ -103,21 +114,21 @@ def test_a_gain_that_one_process_in_four_does_not_show_is_in_doubt() -> None:
 
 def test_what_hardly_loses_in_one_process_is_heard_in_the_others() -> None:
     rounds = rounds_of({0: 0.0, 1: 0.003, 2: 0.03}, 24, 0.0, random.Random(12))
-    assert contenders(rounds) == [0]
-    assert contenders(rounds, processes=4) == [0, 1]
+    assert contenders([rounds]) == [0]
+    assert contenders([rounds], processes=4) == [0, 1]
 
 
 def test_one_sitting_alone_never_leaves_the_default() -> None:
     rounds = rounds_of({0: 0.0, 1: -0.08}, 48, ROUND, random.Random(9))
-    assert judge(rounds).chosen == 1
+    assert contenders([rounds]) == [0, 1]
     assert settle([rounds]).chosen == 0
 
 
 def test_who_comes_to_the_further_sittings() -> None:
     chance = random.Random(10)
     rounds = rounds_of({0: 0.0, 1: -0.10, 2: -0.09, 3: -0.05, 4: 0.01}, 24, ROUND, chance)
-    assert contenders(rounds) == [0, 1, 2]
-    assert contenders(rounds_of({0: 0.0, 1: 0.01, 2: 0.0}, 24, 0.0, chance)) == [0]
+    assert contenders([rounds]) == [0, 1, 2]
+    assert contenders([rounds_of({0: 0.0, 1: 0.01, 2: 0.0}, 24, 0.0, chance)]) == [0]
 
 
 def test_the_trimmed_mean_ignores_outliers() -> None:
@@ -136,13 +147,16 @@ def test_the_error_shrinks_with_repetition(values: list[float]) -> None:
 @settings(max_examples=60)
 @given(st.dictionaries(st.integers(1, 9), st.floats(-0.1, 0.1), max_size=6), st.integers(0, 9))
 def test_the_order_of_candidates_in_a_round_decides_nothing(truth: dict[int, float], seed: int) -> None:
-    rounds = rounds_of({0: 0.0, **truth}, 16, ROUND, random.Random(seed))
-    turned = [dict(reversed(list(one.items()))) for one in rounds]
-    assert judge(rounds) == judge(turned)
+    sittings = sittings_of({0: 0.0, **truth}, 5, random.Random(seed))
+    turned = [[dict(reversed(list(one.items()))) for one in rounds] for rounds in sittings]
+    assert settle(sittings) == settle(turned)
 
 
 def test_leading_keeps_the_default_and_the_near() -> None:
-    assert leading({0: 9.0, 1: 1.0, 2: 1.03, 3: 1.2, 4: 1.01}, 0.04, 2) == [0, 1, 4]
+    screened = {0: 9.0, 1: 1.0, 2: 1.03, 3: 1.2, 4: 1.01, 5: 1.08}
+    assert leading(screened) == [0, 1, 2, 4]
+    assert leading(screened, processes=4) == [0, 1, 2, 4, 5]
+    assert leading({0: 9.0, **{c: 1 + c / 1000 for c in range(1, 12)}}) == list(range(9))
 
 
 def test_every_key_has_a_reserve_and_the_total_holds() -> None:

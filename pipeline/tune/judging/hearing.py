@@ -28,7 +28,6 @@ from .jury import Jury
 Gather = Callable[[Any], list[Any]]
 
 _SCREEN = 3  # rounds that find the leading candidates
-_WITHIN, _LEADERS = 0.04, 8  # how near to the fastest a candidate must be, and how many are judged
 
 
 @dataclass(frozen=True)
@@ -75,32 +74,31 @@ class Hearing:
         if trial is None or error or 0 in failed:
             return [], failed, error or failed.get(0, "a rank has no bench")
         tick(f"{len(candidates)} candidates")
-        first = self._first(trial, [n for n in range(len(candidates)) if n not in failed], tick)
+        seats = self._seats()
+        first = self._first(trial, [n for n in range(len(candidates)) if n not in failed], len(seats))
         sittings = [first] if first else []
         if first:
-            self._sit_again(candidates, sittings, trial, tick)
+            self._sit_again(candidates, sittings, trial, seats, tick)
         return sittings, failed, ""
 
-    def _first(self, trial: Bench, alive: list[int], tick: Callable[[str], None]) -> list[rule.Round]:
-        """Screen, then go on in batches until the first sitting is clear."""
+    def _first(self, trial: Bench, alive: list[int], processes: int) -> list[rule.Round]:
+        """The first sitting: of those that a quick look does not rule out; nothing where there is no time for it."""
         quick = self._together(trial, alive, _SCREEN, quick=True)
         fastest = {c: min(math.fsum(one[c]) / len(one[c]) for one in quick) for c in alive}
-        alive = rule.leading({c: math.exp(value) for c, value in fastest.items()}, _WITHIN, _LEADERS)
-        rounds: list[rule.Round] = []
-        while self.turn.fits(self.turn.round_seconds * rule.BATCH * len(alive)):
-            tick(f"{len(alive)} candidates, round {len(rounds)}")
-            rounds += self._together(trial, alive, rule.BATCH)
-            verdict = rule.judge(rounds)
-            alive = [c for c in alive if c not in verdict.drop]
-            if len(alive) == 1 or (verdict.clear and len(rounds) >= rule.LEAST) or len(rounds) >= rule.MOST:
-                break
-        return rounds
+        alive = rule.leading({c: math.exp(value) for c, value in fastest.items()}, processes)
+        rounds = rule.FIRST_OF_TWO if processes > 1 else rule.FIRST
+        return self._together(trial, alive, rounds) if self.turn.fits(self._takes(rounds, alive)) else []
+
+    def _takes(self, rounds: int, alive: Sequence[int]) -> float:
+        """Seconds of so many rounds, by the last ones."""
+        return self.turn.round_seconds * rounds * len(alive)
 
     def _sit_again(
         self,
         candidates: Sequence[Candidate],
         sittings: list[list[rule.Round]],
         first: Bench,
+        seats: list[int],
         tick: Callable[[str], None],
     ) -> None:
         """What seems better than the default must be so with its tensors in other memory too: further sittings.
@@ -109,11 +107,13 @@ class Hearing:
         is freed would be handed out again.
         """
         kept: list[Bench] = [first]
-        turn, seats = self.turn, self._seats()
-        alive = rule.contenders(sittings[0], len(seats))
-        turn.clear = alive == [0]
-        while not turn.clear and len(sittings) < rule.MOST_SITTINGS:
-            if not turn.fits(self.budget.building + turn.round_seconds * rule.SITTING * len(alive)):
+        turn, looks = self.turn, rule.first_sittings(len(seats))
+        alive = sorted(sittings[0][-1])
+        while len(sittings) < rule.MOST_SITTINGS:
+            if len(sittings) == looks:
+                alive = rule.contenders(sittings, len(seats))
+            turn.clear = turn.clear or alive == [0]
+            if turn.clear or not turn.fits(self.budget.building + self._takes(rule.SITTING, alive)):
                 return
             tick(f"{len(alive)} candidates, sitting {len(sittings)}")
             seat = seats[len(sittings) % len(seats)]

@@ -6,7 +6,8 @@ kernels are faster in one place than in another, so what decides is the scatter 
 And some are faster in one process than in another: where sittings were in several, the scatter between those counts
 where it is the larger.
 
-    first sitting   finds who is in the running: the default and the few nearest to the fastest
+    first sittings  find who is in the running: the default and the few nearest to the fastest. Where there are several
+                    processes they are two, in two of them: what is slow in one may be fast in all the others
     further ones    with those alone, until the comparison that decides is clear, or no more may be had
 
     best        the fastest candidate
@@ -27,15 +28,18 @@ from itertools import pairwise
 
 LOW, HIGH = 0.003, 0.010  # relative to the best: below is always a tie, above never
 WORSE_ANYWHERE = 0.005  # a candidate this much slower than the default at one token count is never chosen
-CLEAR = 3.0  # standard errors that make a difference clear, between rounds
+CLEAR = 3.0  # standard errors that make a difference clear, between rounds of one sitting
 TRIM = 0.2  # part of the rounds left out at each end
-BATCH = 8  # rounds between two looks
-LEAST, MOST = 16, 48  # rounds of one key in its first sitting
-NEAR, CONTENDERS = 0.02, 4  # how near to the fastest one must be in the first sitting to come to the others; how many
+FIRST, FIRST_OF_TWO = (
+    16,
+    8,
+)  # rounds of the first sitting: where it is the only one, and where another process has one too
+WITHIN, WITHIN_OF_TWO, LEADERS = 0.04, 0.10, 8  # how near to the fastest a candidate must be to come to those; how many
+NEAR, CONTENDERS = 0.02, 4  # how near to the fastest one must be there to come to the others; how many
 SITTING = 8  # rounds of a further sitting
-LEAST_SITTINGS, MOST_SITTINGS = 4, 12  # with the first one
+LEAST_SITTINGS, MOST_SITTINGS = 4, 12  # with the first ones
 APART, SURE = 2.5, 2.0  # standard errors between sittings: to tell from the cut; to be surely faster than the default
-MAYBE = 0.005  # slower than the default in the first sitting by no more, a candidate may be faster in other processes
+MAYBE = 0.005  # slower than the default in the first sittings by no more, a candidate may be faster in other processes
 STEADY = 0.001  # what one sitting scatters by at least, relative: a few may agree by chance
 _SEVERAL = 3  # processes, from which on the scatter between them says something
 
@@ -77,12 +81,23 @@ def centre(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(variance / n) / (1 - 2 * cut / n)
 
 
-def contenders(rounds: Sequence[Round], processes: int = 1) -> list[int]:
-    """Who comes to the further sittings after a first one: the default, and the few that are near the fastest.
+def first_sittings(processes: int) -> int:
+    """How many sittings find who is in the running."""
+    return 2 if processes > 1 else 1
 
-    The default alone where nothing seems faster, or with several processes to sit in, where nothing is near it.
+
+def contenders(sittings: Sequence[Sequence[Round]], processes: int = 1) -> list[int]:
+    """Who comes to the further sittings after the first ones: the default, and the few that are near the fastest.
+
+    The default alone where nothing seems faster, or with several processes to sit in, where nothing is near it. What is
+    slower than the default at one of the token counts is left out if it was so in each of them.
     """
-    score = {c: centre(_ratios(rounds, c, 0))[0] for c in rounds[-1] if c == 0 or not _slow_somewhere(rounds, c)}
+
+    def slow(c: int) -> bool:
+        return all(_slow_somewhere(rounds, c) for rounds in sittings)
+
+    running = [c for c in sittings[-1][-1] if c == 0 or not slow(c)]
+    score = {c: math.fsum(centre(_ratios(rounds, c, 0))[0] for rounds in sittings) / len(sittings) for c in running}
     best = min(score.values())
     others = [value for c, value in score.items() if c]
     if min(others, default=math.inf) > (MAYBE if processes > 1 else -STEADY):
@@ -156,28 +171,12 @@ def _why(chosen: int, best: int) -> str:
     return "default" if chosen == best == 0 else "faster" if chosen == best else "tie"
 
 
-def judge(rounds: Sequence[Round]) -> Verdict:
-    """Decide from the rounds of one sitting so far. Candidates of the last round are in the running."""
-    alive = sorted(rounds[-1])
-    score = {c: centre(_ratios(rounds, c, 0))[0] for c in alive}
-    barred = {c for c in alive if c != 0 and _slow_somewhere(rounds, c)}
-    running = [c for c in alive if c not in barred]
-    best = min(running, key=lambda c: (score[c], c))
-    behind = {c: centre(_ratios(rounds, c, best)) if c != best else (0.0, 0.0) for c in running}
-    chosen, told = _first_tied(behind, CLEAR)
-    ratio, error = centre(_ratios(rounds, chosen, 0)) if chosen else (0.0, 0.0)
-    # Only candidates that come before the chosen one in the fixed order, and the chosen one, decide.
-    clear = all(told[c] for c in running if c <= chosen)
-    drop = {c for c, (distance, error) in behind.items() if c and distance - CLEAR * error > HIGH} | barred
-    spread = CLEAR * error
-    return Verdict(chosen, best, clear, tuple(sorted(drop)), math.exp(ratio), spread, _why(chosen, best))
-
-
-def leading(screened: Mapping[int, float], within: float, most: int) -> list[int]:
-    """The candidates worth judging, by quick times: the default, and those within a factor of the fastest."""
+def leading(screened: Mapping[int, float], processes: int = 1) -> list[int]:
+    """The candidates worth judging, by quick times in milliseconds: the default, and those near the fastest."""
+    within = WITHIN_OF_TWO if processes > 1 else WITHIN
     fastest = min(screened.values())
     near = sorted((c for c in screened if c and screened[c] <= fastest * (1 + within)), key=lambda c: (screened[c], c))
-    return sorted({0, *near[:most]})
+    return sorted({0, *near[:LEADERS]})
 
 
 def _ratios(rounds: Sequence[Round], mine: int, other: int) -> list[float]:
