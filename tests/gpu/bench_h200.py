@@ -68,6 +68,7 @@ class Bench:
     workspace: Path
     words: tuple[str, ...]
     deadline: float
+    only: str = ""
     results: dict[str, Any] = field(default_factory=dict)
 
     def step(self, name: str, words: Sequence[object], bound: float, **env: str) -> Any:
@@ -288,8 +289,10 @@ def brief(bench: Bench, version: str) -> None:
 
 
 def pair(bench: Bench, version: str) -> None:
-    """The 8B shapes in bf16 and fp8: two judged tunes, the first measured, both compared."""
-    plan = write(both(read_plan("llama-3.1-8b", version)), bench.work / "8b.plan.json")
+    """The 8B shapes in bf16 and fp8, or one of them: two judged tunes, the first measured, both compared."""
+    planned = both(read_plan("llama-3.1-8b", version))
+    ops = tuple(op for op in planned.ops if bench.only in ("", op.op))
+    plan = write(replace(planned, ops=ops), bench.work / "8b.plan.json")
     tune(bench, plan, "on-1")
     tune(bench, plan, "on-2")
     compare(bench, ("on-1", "on-2"))
@@ -345,12 +348,13 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/bench_h200"))
     parser.add_argument("--workspace", type=Path, help="where modules are compiled (default: below --work)")
     parser.add_argument("--words", default="", help="more words for every tuning, such as '--judge-budget 2'")
+    parser.add_argument("--only", choices=("mm_bf16", "bmm_fp8"), default="", help="of --pair: these alone")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     options.work.mkdir(parents=True, exist_ok=True)
     workspace = options.workspace or options.work / "workspace"
     words = tuple(options.words.split())
-    bench = Bench(options.out, options.work, workspace, words, time.monotonic() + options.seconds)
+    bench = Bench(options.out, options.work, workspace, words, time.monotonic() + options.seconds, options.only)
     record = bench.step("record", ["pipeline.tune.record"], 60)
     version = record["record"]["flashinfer"]["flashinfer_version"] if record else "0.6.16.post3"
     MODES.get(options.mode, whole)(bench, version)
