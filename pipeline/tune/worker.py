@@ -35,7 +35,7 @@ def seat(jury: Jury, ranks: Ranks) -> None:
     said: list[dict[int, str]] = ranks.gather(jury.ready(ranks.steps.tick))
     for rank, missing in enumerate(said):
         for number, why in missing.items():
-            jury.dismiss(number, f"on rank {rank} it did not start: {why}")
+            jury.dismiss(number, f"on rank {rank} it did not start: {why}", for_good=True)
 
 
 def work(options: argparse.Namespace, steps: Steps) -> None:

@@ -84,6 +84,33 @@ def test_judging_goes_on_without_a_juror_that_ends(tuner: Tuner, plan: Path, tmp
     assert note.endswith("it did not start: its process ended")
 
 
+@pytest.mark.once
+def test_a_juror_that_is_lost_is_started_again_before_the_next_op_and_once(tuner: Tuner, tmp_path: Path) -> None:
+    words = [tuner.python, str(Path(__file__).with_name("jury_sample.py")), str(tmp_path)]
+    done = subprocess.run(words, env=tuner.environment(), capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    sat, late = [{"0": [0.0], "1": [1.0]}], "no answer within 3 s"
+    without, again = "judging went on without juror 1: ", "juror 1 was started again"
+    assert told == {
+        "works": {"sittings": [sat, sat, sat], "notes": [], "starts": 1},
+        "hangs works": {
+            "sittings": [late, sat, sat], "notes": [f"{without}on rank 0: {late}", again], "starts": 2,
+        },
+        "hangs hangs works": {
+            "sittings": [late, late, "none"], "notes": [f"{without}on rank 0: {late}", again, f"{without}on rank 0: {late}"],
+            "starts": 2,
+        },
+        "hangs ends works": {
+            "sittings": [late, "none", "none"],
+            "notes": [f"{without}on rank 0: {late}", f"{without}it did not start again: its process ended"], "starts": 2,
+        },
+        "ends works": {
+            "sittings": ["none", "none", "none"], "notes": [f"{without}its process ended"], "starts": 1,
+        },
+    }  # fmt: skip
+
+
 def test_a_juror_answers_what_it_is_asked_and_ends_with_its_rank(tuner: Tuner, plan: Path) -> None:
     sitting = {"op": 0, "bucket": 16, "entry": 0, "candidates": [[0, -1], [0, -1]], "rounds": 3}
     wrong = {**sitting, "candidates": [[7, -1]]}

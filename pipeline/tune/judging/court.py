@@ -42,6 +42,7 @@ def judge_op(session: Session, op: OpPlan, case: Case, known: Collection[str], g
     """
     if session.options.judge == "off":
         return
+    session.jury.revive(session.ranks.steps.tick)
     court = Court(session, op, budget_of(session), gather)
     served = next(one for one in session.plan.ops if one.name == op.name)
     with torch.no_grad():

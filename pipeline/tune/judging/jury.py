@@ -2,8 +2,9 @@
 
     rank ── stdin, stdout ── juror 1 … juror N        on the rank's own device, one at work at a time
 
-A juror only ever lends its process to a sitting. One that ends, answers with an error or not in time is left out from
-then on, on all ranks alike, and the manifest says so.
+A juror only ever lends its process to a sitting. One that ends, answers with an error or not in time is left out for
+the rest of the op, on all ranks alike, and started again before the next one; a second time it is left out for good.
+The manifest says so.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -83,16 +84,26 @@ class Juror:
 
 @dataclass
 class Jury:
-    """The jurors of one rank. `patience` bounds one sitting, in seconds: less than the ranks wait for each other."""
+    """The jurors of one rank, and how one is started.
 
+    `patience` bounds one sitting, in seconds: less than the ranks wait for each other. `lost` are those that were
+    dismissed and may be started again, `again` those that were.
+    """
+
+    start: Callable[[int], Juror] | None = None
     jurors: dict[int, Juror] = field(default_factory=dict)
     patience: float = 60.0
     notes: list[str] = field(default_factory=list)
+    lost: set[int] = field(default_factory=set)
+    again: set[int] = field(default_factory=set)
 
     def ready(self, tick: Tick) -> dict[int, str]:
         """Wait until all have started; why those that did not have not, by number."""
-        deadline = time.monotonic() + _START
-        answers = {number: one.wait(deadline - time.monotonic(), tick) for number, one in self.jurors.items()}
+        return self._ready(self.jurors, _START, tick)
+
+    def _ready(self, numbers: Collection[int], seconds: float, tick: Tick) -> dict[int, str]:
+        deadline = time.monotonic() + seconds
+        answers = {number: self.jurors[number].wait(deadline - time.monotonic(), tick) for number in numbers}
         return {
             number: str(answer.get("error", "it said something else"))
             for number, answer in answers.items()
@@ -116,8 +127,28 @@ class Jury:
             return [], str(answer["error"])
         return [{place: tuple(map(float, times)) for place, times in enumerate(one)} for one in answer["rounds"]], ""
 
-    def dismiss(self, number: int, why: str) -> None:
-        """Do without a juror from now on."""
+    def revive(self, tick: Tick) -> None:
+        """Start those again, once, that were lost while they judged, and wait for them.
+
+        For between two ops: nothing may be timed while they start.
+        """
+        fresh, self.lost = sorted(self.lost), set()
+        if self.start is None:
+            return
+        for number in fresh:
+            self.again.add(number)
+            self.jurors[number] = self.start(number)
+        missing = self._ready(fresh, self.patience, tick)
+        for number in fresh:
+            if number in missing:
+                self.dismiss(number, f"it did not start again: {missing[number]}")
+            else:
+                self.notes.append(f"juror {number} was started again")
+
+    def dismiss(self, number: int, why: str, *, for_good: bool = False) -> None:
+        """Do without a juror: until it is started again, or `for_good`, as whenever it was already."""
+        if not for_good and number in self.jurors and number not in self.again:
+            self.lost.add(number)
         juror = self.jurors.pop(number, None)
         if juror is not None:
             self.notes.append(f"judging went on without juror {number}: {why}")
@@ -139,15 +170,22 @@ def convened(count: int, plan: Path, device: torch.device, patience: float) -> I
     """Start the jurors, without waiting for them; end them on the way out."""
     command = [sys.executable, "-m", "pipeline.tune.judging.juror", str(plan.resolve()), str(device)]
     with contextlib.ExitStack() as stack:
-        jury = Jury(patience=patience)
-        for number in range(1, count + 1):
+
+        def start(number: int) -> Juror:
             process = stack.enter_context(
                 run.spawn(command, env={**os.environ, **starter()}, stdin=run.PIPE, stdout=run.PIPE)
             )
             assert process.stdin is not None and process.stdout is not None
-            stack.callback(process.stdin.close)
-            jury.jurors[number] = Juror(number, process, process.stdin, _follow(process.stdout))
-        yield jury
+            stack.callback(_close, process.stdin)
+            return Juror(number, process, process.stdin, _follow(process.stdout))
+
+        yield Jury(start, {number: start(number) for number in range(1, count + 1)}, patience)
+
+
+def _close(stream: IO[str]) -> None:
+    """Close the way to a juror, which may be gone with something still unread there."""
+    with contextlib.suppress(OSError):
+        stream.close()
 
 
 def _follow(stream: IO[str]) -> queue.Queue[str]:

@@ -1,0 +1,74 @@
+"""A rank's jurors with stand-ins for their processes: what becomes of one that is lost. Run in an interpreter that has
+torch and FlashInfer; prints for each case what sittings gave, the notes, and how often a juror was started.
+
+    python jury_sample.py DIR      the stand-ins are made there
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from pipeline.tune.judging.court import judge_op
+from pipeline.tune.judging.jury import convened
+
+# Answers as the case says for this start of it: it hangs, ends at once, or does as it should.
+STAND_IN = f"""#!{sys.executable} -IS
+import json, os, sys, time
+with open(os.environ["STARTS"], "a+") as starts:
+    starts.write("x")
+    starts.seek(0)
+    how = os.environ["CASE"].split()[len(starts.read()) - 1]
+if how == "ends":
+    os._exit(1)
+print(json.dumps({{"ready": True}}), flush=True)
+for line in sys.stdin:
+    if "release" in line:
+        print(json.dumps({{"release": True}}), flush=True)
+    elif how == "hangs":
+        time.sleep(600)
+    else:
+        print(json.dumps({{"rounds": [[[0.0], [1.0]]]}}), flush=True)
+"""
+
+
+def next_op(jury):
+    """Judge an op that has nothing to judge."""
+    op = SimpleNamespace(name="wide", buckets=())
+    steps = SimpleNamespace(tick=lambda said: None)
+    session = SimpleNamespace(
+        options=SimpleNamespace(judge="on"), jury=jury, ranks=SimpleNamespace(steps=steps), budget=SimpleNamespace(),
+        plan=SimpleNamespace(ops=[op]),
+    )  # fmt: skip
+    judge_op(session, op, None, (), None)
+
+
+def case(words, place):
+    os.environ.update(CASE=words, STARTS=str(place / words.replace(" ", "-")))
+    sittings = []
+    with convened(1, place / "plan.json", torch.device("cpu"), 3.0) as jury:
+        missing = jury.ready(lambda said: None)
+        for number, why in missing.items():
+            jury.dismiss(number, why, for_good=True)
+        for _ in range(3):
+            next_op(jury)
+            if 1 not in jury.jurors:
+                sittings.append("none")
+                continue
+            rounds, why = jury.sit(1, (0, 8, 0), [], 1, lambda said: None)
+            sittings.append(why or rounds)
+            if why:
+                jury.dismiss(1, f"on rank 0: {why}")
+    return {"sittings": sittings, "notes": jury.notes, "starts": len(Path(os.environ["STARTS"]).read_text())}
+
+
+place = Path(sys.argv[1])
+stand_in = place / "juror"
+stand_in.write_text(STAND_IN)
+stand_in.chmod(0o755)
+sys.executable = str(stand_in)
+cases = ("works", "hangs works", "hangs hangs works", "hangs ends works", "ends works")
+print(json.dumps({words: case(words, place) for words in cases}))
