@@ -10,6 +10,7 @@ from .digest import sha256_json
 from .errors import UsageError
 
 SCHEMA = 1
+_AGAIN = "make the plan again with `pipeline plan`"
 MOST_RANKS = 1024  # what is above is a slip of the finger, and would start as many processes
 
 
@@ -148,34 +149,50 @@ class Plan:
 
 def _need(value: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where: str) -> Any:  # noqa: ANN401 - checked here
     if name not in value:
-        raise PlanInvalid(f"{where}.{name} is missing", hint="make the plan again with `pipeline plan`")
+        raise PlanInvalid(f"{where}.{name} is missing", hint=_AGAIN)
     found = value[name]
     if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
         raise PlanInvalid(
             f"{where}.{name} is {type(found).__name__}, not what a plan holds",
-            hint="make the plan again with `pipeline plan`",
+            hint=_AGAIN,
         )
     return found
 
 
-def _op(value: object, where: str) -> OpPlan:
+def _layout(value: Mapping[str, Any]) -> Layout:
+    layout = Layout(**{name: _need(value, name, int, "$.layout") for name in ("tp", "ep", "pp", "dp")})
+    if min(vars(layout).values()) < 1 or max(layout.world, layout.ep) > MOST_RANKS:
+        raise PlanInvalid(f"$.layout is {vars(layout)}, it must make 1 to {MOST_RANKS} ranks", hint=_AGAIN)
+    return layout
+
+
+def _op(value: object, where: str, world: int) -> OpPlan:
     if not isinstance(value, dict):
-        raise PlanInvalid(f"{where} is not an object", hint="make the plan again with `pipeline plan`")
+        raise PlanInvalid(f"{where} is not an object", hint=_AGAIN)
     buckets = tuple(_need(value, "buckets", (list, tuple), where))
     if not buckets or any(type(b) is not int or b < 1 for b in buckets) or list(buckets) != sorted(set(buckets)):
         raise PlanInvalid(
             f"{where}.buckets must be ascending positive token counts, found {list(buckets)}",
-            hint="make the plan again with `pipeline plan`",
+            hint=_AGAIN,
         )
+    shape, dtypes = (_need(value, name, dict, where) for name in ("shape", "dtypes"))
+    ranks = _need({"ranks": (), **value}, "ranks", (list, tuple), where)
+    for name, right in {
+        "shape": all(type(size) is int and size > 0 for size in shape.values()),
+        "dtypes": all(isinstance(dtype, str) for dtype in dtypes.values()),
+        "ranks": all(type(rank) is int and 0 <= rank < world for rank in ranks),
+    }.items():
+        if not right:
+            raise PlanInvalid(f"{where}.{name} is {value[name]}, which is none for {world} ranks", hint=_AGAIN)
     return OpPlan(
         name=_need(value, "name", str, where),
         op=_need(value, "op", str, where),
-        shape=_need(value, "shape", dict, where),
-        dtypes=_need(value, "dtypes", dict, where),
+        shape=shape,
+        dtypes=dtypes,
         buckets=buckets,
         backends=tuple(value.get("backends", ())),
         options=dict(value.get("options", {})),
-        ranks=tuple(value.get("ranks", ())),
+        ranks=tuple(ranks),
         layers=int(value.get("layers", 1)),
         notes=tuple(str(n) for n in value.get("notes", ())),
         unserved=str(value.get("unserved", "")),
@@ -187,12 +204,12 @@ def _engine(value: object) -> EngineRun | None:
         return None
     where = "$.engine"
     if not isinstance(value, dict):
-        raise PlanInvalid(f"{where} is not an object", hint="make the plan again with `pipeline plan`")
+        raise PlanInvalid(f"{where} is not an object", hint=_AGAIN)
     texts = {name: _need(value, name, str, where) for name in ("name", "version", "model")}
     maps = {name: _need(value, name, dict, where) for name in ("variables", "config")}
     words = tuple(_need(value, "arguments", (list, tuple), where))
     if not all(isinstance(one, str) for one in (*words, *maps["variables"].values(), *maps["config"].values())):
-        raise PlanInvalid(f"{where} holds what is not text", hint="make the plan again with `pipeline plan`")
+        raise PlanInvalid(f"{where} holds what is not text", hint=_AGAIN)
     return EngineRun(**texts, arguments=words, **maps)
 
 
@@ -202,16 +219,16 @@ def _plan(value: object) -> Plan:
     if value.get("schema") != SCHEMA:
         raise PlanInvalid(
             f"plan schema {value.get('schema')!r}, this version reads {SCHEMA}",
-            hint="make the plan again with `pipeline plan`",
+            hint=_AGAIN,
         )
-    layout = _need(value, "layout", dict, "$")
+    layout = _layout(_need(value, "layout", dict, "$"))
     plan = Plan(
         model=_need(value, "model", str, "$"),
         device=_need(value, "device", str, "$"),
         arch=_need(value, "arch", str, "$"),
         flashinfer_version=_need(value, "flashinfer_version", str, "$"),
-        layout=Layout(**{name: _need(layout, name, int, "$.layout") for name in ("tp", "ep", "pp", "dp")}),
-        ops=tuple(_op(op, f"$.ops[{i}]") for i, op in enumerate(_need(value, "ops", (list, tuple), "$"))),
+        layout=layout,
+        ops=tuple(_op(op, f"$.ops[{i}]", layout.world) for i, op in enumerate(_need(value, "ops", (list, tuple), "$"))),
         round_up=bool(_need(value, "round_up", bool, "$")),
         skip_ops=tuple(value.get("skip_ops", ())),
         seed=_need(value, "seed", int, "$"),
@@ -223,6 +240,6 @@ def _plan(value: object) -> Plan:
     if stated is not None and stated != plan.digest:
         raise PlanInvalid(
             f"plan digest is {plan.digest[:12]}…, the file says {str(stated)[:12]}…: it was edited",
-            hint="make the plan again with `pipeline plan`",
+            hint=_AGAIN,
         )
     return plan

@@ -120,6 +120,8 @@ def _check_layout(layout: Layout, problems: Problems) -> None:
         size = getattr(layout, name)
         if type(size) is not int or not 1 <= size <= MOST_RANKS:
             problems.add(f"{name.upper()}={size} is not a number of ranks", f"{name.upper()} takes 1 to {MOST_RANKS}")
+    if not problems.found and layout.world > MOST_RANKS:
+        problems.add(f"TP, PP and DP make {layout.world} ranks", f"{MOST_RANKS} are the most")
 
 
 def _buckets(device: str, buckets: Sequence[int] | None, max_tokens: int | None, problems: Problems) -> tuple[int, ...]:

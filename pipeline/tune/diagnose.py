@@ -72,14 +72,17 @@ def _diagnose(now: Situation) -> RankTrouble:
 def _lost(now: Situation, details: list[str]) -> RankLost | None:
     """A rank that is gone; the launcher, where it was ended and they with it."""
     hint = "nothing was saved; SIGKILL often means that the machine ran out of memory"
-    killed = [s for s in now.ranks if s.status is not None and s.status < 0 and s.status != -signal.SIGTERM]
+    ranks = sorted(now.ranks, key=lambda s: s.place_of_end)  # the launcher ends the others, with SIGTERM
+    killed = [s for s in ranks if s.status is not None and s.status < 0 and s.status != -signal.SIGTERM]
     if now.launcher is not None and now.launcher < 0 and not killed:
         how = f"the launcher of the ranks was ended by {blame.signal_name(now.launcher)}"
         return RankLost(f"{how} at: {now.ranks[0].place}", details=[*now.tail, *details], hint=hint)
-    gone = killed or [s for s in now.ranks if s.step and not s.process and not s.failure and s.step.state == "running"]
+    gone = killed or [s for s in ranks if s.step and not s.process and not s.failure and s.step.state == "running"]
     if not gone:
         return None
-    how = f"was ended by {blame.signal_name(gone[0].status)}" if gone[0].status else "ended without a word"
+    status = gone[0].status or 0
+    how = f"was ended by {blame.signal_name(status)}" if status < 0 else "ended without a word"
+    how += f", with {status}" if status > 0 else ""
     # A page of /dev/shm that is full ends who touches it.
     bus = ["bus error: shared memory"] if gone[0].status == -signal.SIGBUS else []
     return RankLost(

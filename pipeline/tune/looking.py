@@ -90,6 +90,7 @@ def look(
         time.sleep(_POLL)
     ended = _launcher_saw(work)
     letters = {one.rank: one.letter for one in unheard}
+    order = list(ended)
     return [
         RankState(
             rank=rank,
@@ -98,6 +99,7 @@ def look(
             silent=max(0.0, now - step.changed) if step else 0.0,
             failure=read_failure(work, rank),
             status=ended.get(rank),
+            place_of_end=order.index(rank) if rank in ended else len(order),
             stack=_main_first(_stack(work, rank)),
         )
         for rank, step in steps.items()
@@ -117,6 +119,7 @@ def _main_first(stack: str) -> str:
 
 
 def _launcher_saw(work: Path) -> dict[int, int]:
+    """How each rank ended, the first to end first."""
     try:
         return {int(one["rank"]): int(one["status"]) for one in json.loads((work / "launcher.json").read_bytes())}
     except (OSError, ValueError):

@@ -19,6 +19,6 @@ def read_plan(path: Path) -> Plan:
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise PlanUnreadable(f"{path} cannot be read: {error.strerror}", hint="make it with `pipeline plan`") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, nested too deep
         raise PlanUnreadable(f"{path} is not JSON: {error}", hint="make it with `pipeline plan`") from error
     return Plan.from_json(value)

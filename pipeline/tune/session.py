@@ -101,7 +101,7 @@ class Session:
     to_judge: int = 0  # buckets, over all ops, that this rank is to judge
     notes: list[str] = field(default_factory=list)
     strategy: Strategy = field(default_factory=lambda: Strategy(SYNCHRONIZED, ""))
-    took_up: bool = False  # whether the ranks began with entries
+    began_with: frozenset[str] = frozenset()  # keys of the entries that all ranks were given
     jury: Jury = field(default_factory=Jury)
 
     @contextlib.contextmanager
@@ -200,7 +200,7 @@ def begin(options: Options, steps: Steps) -> Session:
         flashinfer_api.forget(tuner, one.attempt.entry)
     measured = Measured((*earlier.covered, *kept.covered))
     session = Session(options, plan, ranks, device, record, tuner, measured, earlier, facts, started, began)
-    session.strategy, session.took_up = strategy, bool(earlier.data or kept.entries)
+    session.strategy, session.began_with = strategy, frozenset(flashinfer_api.entries(tuner))
     session.notes += [*kept.notes, *shared_note(facts)]
     session.blocked += [*kept.blocked, *(one.blocked() for one in crashes)]
     steps.begin()

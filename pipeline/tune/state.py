@@ -70,7 +70,7 @@ def find_kept(place: Path | None, plan: Plan, deciding: Mapping[str, Any]) -> Ke
         try:
             if path.stem.partition("-")[0] in names:
                 bodies.append((names[path.stem.partition("-")[0]], _read(path)))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             notes.append(f"{path.name} of an interrupted run was not taken up: {error}")
     entries: dict[str, Held] = {}
     rows: dict[tuple[str, int, str], Covered] = {}

@@ -82,7 +82,8 @@ class RankState:
     """All that is known about one rank at the moment of the diagnosis.
 
     `process` is the kernel's letter for the process, empty when it is gone; `status` what the launcher saw it end
-    with (negative: the signal), None where it did not see an end; `silent` seconds since the last step changed.
+    with (negative: the signal), None where it did not see an end; `place_of_end` counts those that ended before it;
+    `silent` seconds since the last step changed.
     """
 
     rank: int
@@ -91,6 +92,7 @@ class RankState:
     silent: float = 0.0
     failure: RankFailure | None = None
     status: int | None = None
+    place_of_end: int = 0
     stack: str = ""
 
     @property

@@ -90,6 +90,7 @@ def _prepare(session: Session, index: int, group: Any) -> tuple[int, ...]:  # no
     steps.say(f"preparing {op.name} ({op.op})", op=index + 1)
     case = session.cases[index] = adapter_of(op).make(op, session.device, plan.seed)
     held = flashinfer_api.entries(session.tuner)
+    elsewhere = _known_to_some(session, index)
     todo = () if is_skipped(op.op, plan.skip_ops) else _unanswered(session, index)
     session.ranks.contract(
         {
@@ -98,7 +99,9 @@ def _prepare(session: Session, index: int, group: Any) -> tuple[int, ...]:  # no
             "buckets": list(op.buckets),
             "skip_ops": sorted(plan.skip_ops),
             "rank to GPU": session.devices(),
-            "cache entries at entry": {key: sha256_json(one.answer().decode()) for key, one in held.items()},
+            "cache entries at entry": {
+                key: sha256_json(one.answer().decode()) for key, one in held.items() if key not in elsewhere
+            },
             "buckets to tune": list(todo),
             "tactic lists": {str(bucket): case.tactics(bucket) for bucket in todo},
         },
@@ -108,10 +111,25 @@ def _prepare(session: Session, index: int, group: Any) -> tuple[int, ...]:  # no
     return todo
 
 
+def _held_by_some(session: Session, index: int) -> list[int]:
+    """The ops before this one that some of its holders have tuned and others do not hold, as of a pipeline's stages."""
+    everyone = holders(session.plan, session.ranks.world)
+    mine = set(everyone[index])
+    return [i for i in range(index) if session.strategy.in_step and mine & set(everyone[i]) not in (mine, set())]
+
+
+def _known_to_some(session: Session, index: int) -> set[str]:
+    """The entries of such ops: no other rank can have them, and this op is not answered by them (`_unanswered`)."""
+    apart = _held_by_some(session, index)
+    theirs = {key for i in apart for key in session.used.get(i, ())}
+    common = {key for i, keys in session.used.items() if i not in apart for key in keys}
+    return theirs - common - session.began_with
+
+
 def _unanswered(session: Session, index: int) -> tuple[int, ...]:
-    """The buckets of an op for which nothing that was taken up has an answer; notes the entries of the others."""
+    """The buckets of an op for which no entry is there already; notes the entries of the others."""
     op = session.plan.ops[index]
-    if not session.took_up:
+    if not session.began_with and not _held_by_some(session, index):
         return op.buckets
     found: list[int] = []
     keys: set[str] = set()

@@ -108,11 +108,16 @@ def test_an_entry_that_one_rank_lacks_is_refused(tuner: Tuner, make_plan: Callab
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_is_named(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, rank: int) -> None:
-    done = broken(tuner, make_plan(), tmp_path, "killed", rank=rank, warm=False)
+@pytest.mark.parametrize(
+    ("fault", "signal", "rank"), [("killed", "SIGKILL", 0), ("killed", "SIGKILL", 1), ("told_to_end", "SIGTERM", 1)]
+)
+def test_a_killed_rank_is_named(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, fault: str, signal: str, rank: int
+) -> None:
+    """Although torchrun ends the others, with SIGTERM."""
+    done = broken(tuner, make_plan(), tmp_path, fault, rank=rank, warm=False)
     assert done.status == 6
-    assert error_line(done).startswith(f"error: rank {rank} was ended by SIGKILL at: tuning wide")
+    assert error_line(done).startswith(f"error: rank {rank} was ended by {signal} at: tuning wide")
 
 
 @pytest.mark.once

@@ -225,9 +225,14 @@ def test_a_damaged_previous_cache_is_refused_and_said(
     assert not [row for row in manifest.covered if row.note.startswith("taken up")]
 
 
-def test_an_op_of_one_rank_is_kept_with_its_owner(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [False, True])
+def test_an_op_of_one_rank_is_kept_with_its_owner(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, first: bool
+) -> None:
+    """As a dense layer that only one stage of a pipeline has; an op of all ranks may come before it or behind."""
     plan = make_plan()
-    plan = replace(plan, ops=(plan.ops[0], replace(plan.ops[1], ranks=(1,))))
+    ops = (plan.ops[0], replace(plan.ops[1], ranks=(1,)))
+    plan = replace(plan, ops=ops[::-1] if first else ops)
     done = tuner.run("pipeline.tune", write_plan(plan, tmp_path / "plan.json"), tmp_path / "out", "--timeout", 30)
     assert done.status == 0, done.stderr
     manifest = read_manifest(tmp_path / "out")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planning_samples import NEW, OLD, config_of, fp8, ops, plan_of, reasons
 
 from pipeline.contract.opnames import TUNED_AS
-from pipeline.contract.plan import Layout, Plan
+from pipeline.contract.plan import MOST_RANKS, Layout, Plan, PlanInvalid
 from pipeline.planning.buckets import default_buckets, flashinfer_buckets, powers_of_two
 from pipeline.planning.find import bundled_names, find_model
 from pipeline.planning.problems import PlanRefused
@@ -295,6 +295,37 @@ def test_json_gives_the_same_plan_back(model, arch):
     again = Plan.from_json(json.loads(json.dumps(plan.to_json())))
     assert again == plan
     assert again.digest == plan.digest
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("layout", "tp"), 0),
+        (("layout", "dp"), -2),
+        (("layout", "pp"), MOST_RANKS),  # with TP=2
+        (("layout", "ep"), MOST_RANKS + 1),
+        (("ops", 0, "shape"), {"n": None, "k": 64}),
+        (("ops", 0, "shape"), {"n": 0, "k": 64}),
+        (("ops", 0, "dtypes"), {"a": 8}),
+        (("ops", 0, "ranks"), [2]),
+        (("ops", 0, "ranks"), "0"),
+    ],
+)
+def test_a_plan_edited_by_hand_is_refused_where_it_is_read(place, value):
+    edited = json.loads(json.dumps({**plan_of("tiny", arch="cpu-x86_64", tp=2).to_json(), "digest": None}))
+    assert Plan.from_json(edited)
+    *above, last = place
+    at = edited
+    for step in above:
+        at = at[step]
+    at[last] = value
+    with pytest.raises(PlanInvalid, match=rf"\$\.{place[0]}"):
+        Plan.from_json(edited)
+
+
+def test_more_ranks_than_anyone_has_are_refused():
+    with pytest.raises(PlanRefused, match=f"TP, PP and DP make {2 * MOST_RANKS} ranks"):
+        plan_of("tiny", arch="cpu-x86_64", tp=2, dp=MOST_RANKS)
 
 
 @given(st.sampled_from(bundled_names()), st.randoms(use_true_random=False), st.text(min_size=1, max_size=8))

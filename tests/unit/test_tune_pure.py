@@ -104,6 +104,15 @@ def test_a_rank_ended_by_the_launcher_is_not_the_culprit() -> None:
     assert diagnose(Situation(states)).message.startswith("rank 1 was ended by SIGSEGV")
 
 
+@pytest.mark.parametrize(
+    ("status", "how"), [(-signal.SIGTERM, "was ended by SIGTERM"), (3, "ended without a word, with 3")]
+)
+def test_of_ranks_that_are_gone_the_first_is_named(status: int, how: str) -> None:
+    ended_by_the_launcher = RankState(0, step(0), "", status=-signal.SIGTERM, place_of_end=1)
+    states = [ended_by_the_launcher, RankState(1, step(1), "", status=status, place_of_end=0)]
+    assert diagnose(Situation(states)).message == f"rank 1 {how} at: tuning x"
+
+
 def test_a_stopped_rank_is_named() -> None:
     assert "rank 1 is stopped" in diagnose(Situation([waiting(0), RankState(1, step(1), "T", 5.0)])).message
 

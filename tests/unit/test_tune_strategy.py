@@ -212,13 +212,15 @@ class TestKept:
         forget(tmp_path, all_terms(plan, deciding))
         assert path.exists()
 
-    @pytest.mark.parametrize("damage", ["cut", "list", "edited", "row", "no entry", "nothing timed", "field"])
+    @pytest.mark.parametrize("damage", ["cut", "deep", "list", "edited", "row", "no entry", "nothing timed", "field"])
     def test_damage_is_refused_and_said(self, tmp_path: Path, damage: str) -> None:
         plan = plan_of()
         path = self.write(tmp_path, plan)
         row = json.loads(path.read_text())["body"]["covered"][0]
         if damage == "cut":
             path.write_bytes(path.read_bytes()[:-9])
+        elif damage == "deep":
+            path.write_text("[" * 100_000)
         elif damage == "list":
             path.write_text("[]")
         elif damage == "edited":

@@ -70,6 +70,10 @@ def killed():
     _while_measuring(lambda count: os.kill(os.getpid(), signal.SIGKILL) if count == _AT else None)
 
 
+def told_to_end():
+    _while_measuring(lambda count: os.kill(os.getpid(), signal.SIGTERM) if count == _AT else None)
+
+
 def killed_when_all_is_done():
     """After the last meeting of the ranks, before it has said that it is done."""
 
