@@ -40,7 +40,7 @@ def find_earlier(root: Path | None, record: Record) -> Earlier:
         stored = walk(root).keys
     except PipelineError as error:
         return Earlier(notes=(f"no earlier cache was taken up: {error.message}",))
-    notes: list[str] = []
+    notes = [] if stored else [f"no earlier cache was taken up: {root} holds none"]
     for one in sorted(stored, key=lambda s: s.manifest.ended if s.manifest else "", reverse=True):
         doubts = _doubts(one, record)
         if doubts:

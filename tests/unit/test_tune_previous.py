@@ -20,6 +20,13 @@ def test_the_newest_sound_cache_of_this_environment_is_taken_up(tmp_path: Path) 
     assert not find_earlier(tmp_path, samples.record("NVIDIA B200")).data
 
 
+def test_a_folder_without_a_cache_is_said(tmp_path: Path) -> None:
+    assert find_earlier(None, samples.record(H200)).notes == ()
+    for place, said in ((tmp_path, "holds none"), (tmp_path / "absent", "is not a directory")):
+        (note,) = find_earlier(place, samples.record(H200)).notes
+        assert note == f"no earlier cache was taken up: {place} {said}"
+
+
 def test_what_an_engine_tuned_in_its_own_start_is_not_taken_up(tmp_path: Path) -> None:
     """Its rows name no candidates, so that the new cache would be refused; it is said, and the other one is found."""
     samples.write_engine(tmp_path, H200)
