@@ -78,12 +78,13 @@ def _moe_op(part: Part, context: Context, op: str, dtypes: tuple[str, str], **op
 def _cutlass_moe(part: Part, context: Context, dtype: str) -> OpPlan:
     if context.target.sm not in (89, *HOPPER_ON):
         raise NotTuned(f"cutlass_fused_moe needs compute capability 8.9, {context.target.arch} is below")
-    op = _moe_op(part, context, "cutlass_fused_moe", (dtype, dtype))
     assert part.moe is not None
     if context.abilities.moe_keys_hold_rank and part.moe.tp * part.moe.ep > 1:
-        note = f"FlashInfer {context.version} writes the rank into this op's keys: the file needs every rank's entries "
-        return changed(op, notes=(*op.notes, f"{note}(gone in {MOE_KEY_WITHOUT_RANK})"))
-    return op
+        raise NotTuned(
+            f"FlashInfer {context.version} writes the rank into the keys of cutlass_fused_moe, so that no rank finds "
+            f"what another has tuned; {MOE_KEY_WITHOUT_RANK} leaves it out"
+        )
+    return _moe_op(part, context, "cutlass_fused_moe", (dtype, dtype))
 
 
 def _routing_method(context: Context) -> str:

@@ -148,16 +148,22 @@ def test_layers_whose_keys_collide_are_told(tuner: Tuner) -> None:
         "from pipeline.tune.ops.clashes import clashes\n"
         "import json\n"
         "two = [p for p in PLANS if p.op == 'cutlass_fused_moe']\n"
-        "print(json.dumps([clashes(two, '0.6.16.post3'), clashes(two, '0.6.18'), clashes(two[:1], '0.6.16.post3')]))\n"
+        "from dataclasses import replace\n"
+        "split = [replace(two[0], shape={**two[0].shape, 'tp': 1, 'ep': 2})]\n"
+        "told = [clashes(two, '0.6.16.post3'), clashes(two, '0.6.18'), clashes(two[:1], '0.6.16.post3')]\n"
+        "told += [clashes(split, version) for version in ('0.6.17', '0.6.18', '0.7.1', '0.7.2.post1')]\n"
+        "print(json.dumps(told))\n"
     )
     environment = {**tuner.environment(), **ARCH}
     environment["PYTHONPATH"] = f"{HERE}:{environment['PYTHONPATH']}"
     done = subprocess.run([tuner.python, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    old, new, alone = json.loads(done.stdout.splitlines()[-1])
+    old, new, alone, *split = json.loads(done.stdout.splitlines()[-1])
     assert len(old) == 1
     assert "overwrite each other" in old[0]
     assert (new, alone) == ([], [])
+    assert [len(lines) for lines in split] == [0, 1, 1, 0]
+    assert "writes the rank into the keys" in split[1][0]
 
 
 def test_the_other_keys_of_fp8_products_are_those_that_flashinfer_writes(tuner: Tuner) -> None:

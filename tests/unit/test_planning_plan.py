@@ -205,12 +205,15 @@ def test_moe_layers_whose_keys_collide_are_refused(tmp_path):
     assert len([op for op in new.ops if op.op == "cutlass_fused_moe"]) == 2
 
 
-@pytest.mark.parametrize(("version", "said"), [(OLD, False), ("0.6.18", True), ("0.7.1", True), ("0.7.2", False)])
-def test_ranks_in_moe_keys_are_said(version, said):
-    notes = ops(plan_of("Mixtral-8x7B", version=version, tp=2))["experts"].notes
-    assert any("writes the rank" in note for note in notes) is said
-    alone = ops(plan_of("Mixtral-8x7B", version=version))["experts"].notes
-    assert not any("writes the rank" in note for note in alone)
+@pytest.mark.parametrize(("version", "left"), [(OLD, False), ("0.6.18", True), ("0.7.1", True), ("0.7.2", False)])
+def test_moe_layers_whose_keys_hold_the_rank_are_left_out(version, left):
+    """Ranks that have chosen alike would each hold another entry: with any strategy, the tuning would end with 6."""
+    for layout in ({"tp": 2}, {"tp": 2, "ep": 2}, {"dp": 2, "ep": 2}):
+        plan = plan_of("Mixtral-8x7B", version=version, **layout)
+        assert ("experts" not in ops(plan)) is left
+        if left:
+            assert "writes the rank" in reasons(plan)["experts"] and "0.7.2 leaves it out" in reasons(plan)["experts"]
+    assert "experts" in ops(plan_of("Mixtral-8x7B", version=version))
 
 
 # --- expert parallelism

@@ -1,6 +1,7 @@
-"""MoE layers whose entries would overwrite each other, because FlashInfer writes too little into an op's keys.
+"""MoE layers whose entries would overwrite each other, because FlashInfer writes too little into an op's keys, and
+such as find none of each other's, because it writes too much.
 
-- `cutlass_fused_moe` writes the shapes of its weights alone up to 0.6.17.
+- `cutlass_fused_moe` writes the shapes of its weights alone up to 0.6.17, and its rank as well from 0.6.18 to 0.7.1.
 - The trtllm-gen ops write the shapes of inputs and output alone up to 0.6.18.post1: neither the intermediate size, the
   experts of a rank, nor the layout of the weights, which their keys hold from 0.7.0 on. `top_k` is in the shapes of
   `trtllm_fp8_per_tensor_scale_moe` and `trtllm_fp4_block_scale_moe` alone.
@@ -22,6 +23,7 @@ _SHAPES = {
     "trtllm_fp8_block_scale_moe": ("experts", "hidden"),
     "trtllm_fp4_block_scale_moe": ("experts", "hidden", "top_k"),
 }
+_WITHOUT_RANK = (0, 7, 2)
 
 
 def _mended(op: OpPlan) -> str:
@@ -29,10 +31,21 @@ def _mended(op: OpPlan) -> str:
     return "0.6.18" if op.op == "cutlass_fused_moe" else "0.7.0"
 
 
+def _holds_rank(op: OpPlan, version: str) -> bool:
+    """Whether each rank would ask for an entry of its own, which the others cannot agree on."""
+    divided = op.op == "cutlass_fused_moe" and max(op.shape["tp"], op.shape["ep"]) > 1
+    return divided and release(_mended(op)) <= release(version) < _WITHOUT_RANK
+
+
 def clashes(ops: Sequence[OpPlan], version: str) -> list[str]:
-    """Pairs of layers whose entries would overwrite each other in this FlashInfer."""
+    """Pairs of layers whose entries would overwrite each other in this FlashInfer; layers that no two ranks share."""
     seen: dict[tuple[object, ...], OpPlan] = {}
-    found: list[str] = []
+    found = [
+        f"FlashInfer {version} writes the rank into the keys of {op.name}, so that no rank finds what another "
+        "has tuned (mended in 0.7.2)"
+        for op in ops
+        if _holds_rank(op, version)
+    ]
     for op in ops:
         if op.op not in _SHAPES or release(version) >= release(_mended(op)):
             continue
