@@ -149,9 +149,9 @@ def test_layers_whose_keys_collide_are_told(tuner: Tuner) -> None:
         "import json\n"
         "two = [p for p in PLANS if p.op == 'cutlass_fused_moe']\n"
         "from dataclasses import replace\n"
-        "split = [replace(two[0], shape={**two[0].shape, 'tp': 1, 'ep': 2})]\n"
-        "told = [clashes(two, '0.6.16.post3'), clashes(two, '0.6.18'), clashes(two[:1], '0.6.16.post3')]\n"
-        "told += [clashes(split, version) for version in ('0.6.17', '0.6.18', '0.7.1', '0.7.2.post1')]\n"
+        "whole = [replace(p, shape={**p.shape, 'tp': 1, 'ep': 1}) for p in two]\n"
+        "told = [clashes(whole, '0.6.16.post3'), clashes(whole, '0.6.18'), clashes(whole[:1], '0.6.16.post3')]\n"
+        "told += [clashes(two[:1], version) for version in ('0.6.17', '0.6.18', '0.7.1', '0.7.2.post1')]\n"
         "print(json.dumps(told))\n"
     )
     environment = {**tuner.environment(), **ARCH}
