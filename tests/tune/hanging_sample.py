@@ -1,7 +1,8 @@
 """The bench of a GPU without one: which candidate is named when a sample does not end. Run in an interpreter that has
 torch; prints for each case what was launched, waited for and said, in order.
 
-    python hanging_sample.py N:ENDED …    sample N (from 0) never ends; the first ENDED had ended when all were waited for
+    python hanging_sample.py N:ENDED:PART …    sample N (from 0) never ends; the first ENDED had ended when all were
+                                               waited for; PART is 1 where a sample is less than a turn around the copies
 """
 
 import json
@@ -9,6 +10,7 @@ import sys
 
 import torch
 
+from pipeline.tune.judging import graphs
 from pipeline.tune.judging.graphs import GpuBench
 
 
@@ -29,8 +31,9 @@ class Trying:
         self.now = told.append
 
 
-def case(hangs, ended):
+def case(hangs, ended, part):
     told, made = [], []
+    graphs.evict = lambda _: told.append("emptied")
 
     class Event:
         def __init__(self, enable_timing):
@@ -51,7 +54,7 @@ def case(hangs, ended):
     torch.cuda.Event = Event
     bench = GpuBench.__new__(GpuBench)
     bench._both, bench._device, bench._trying = False, None, Trying(told)
-    bench.ms, bench._calls, bench._sets = [0.5], [4], [None]
+    bench.ms, bench._calls, bench._sets, bench._part = [0.5], [4], [None], [bool(part)]
     bench._graphs = {number: [[Graph(told)]] for number in range(2)}
     try:
         bench.rounds([0, 1], 2)

@@ -14,6 +14,7 @@ from bench.judging import ROUND, Key, decide, rounds_of, score
 from pipeline.contract.plan import Layout, OpPlan, Plan
 from pipeline.tune.judging.budget import Budget, Turn
 from pipeline.tune.judging.rule import Round, centre, contenders, first_sittings, leading, settle
+from pipeline.tune.judging.samples import CALLS, calls
 from pipeline.tune.tokens import judged_tokens
 
 
@@ -194,3 +195,13 @@ def test_judged_token_counts_are_those_that_the_bucket_answers() -> None:
     assert judged_tokens(op, up, 2) == [2]
     exact = OpPlan("x", "mm_bf16", {"n": 1, "k": 1}, {}, (1, 2, 256, 512), options={"hits": "exact"})
     assert judged_tokens(exact, up, 512) == [512]
+
+
+def test_how_many_calls_a_sample_holds() -> None:
+    assert calls(0.01, 4) == 52  # whole turns around the copies, half a millisecond or more
+    assert calls(0.01, 4, points=3) == 28
+    assert calls(0.001, 1) == CALLS and calls(0.001, 9) == CALLS // 9 * 9
+    assert (
+        calls(0.2, 6) == 3 and calls(0.3, 6) == calls(5.0, 6) == 2
+    )  # fewer than one turn: after the cache was emptied
+    assert calls(5.0, 2) == 2 and calls(5.0, 1) == 1

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from pipeline.tune.tuner import Question
 
 from .rule import Round
+from .samples import CALLS
 
-CALLS = 128  # calls of one sample at most
 _CPU_MS = 0.5
 
 
