@@ -311,12 +311,12 @@ def once(bench: Bench, version: str) -> None:
 
 
 def octets(bench: Bench, version: str) -> None:
-    """The 8B shapes in fp8 to 256 tokens, with buckets where cuBLAS's list of algorithms changes; measured between them."""
+    """The 8B shapes in fp8, or bf16, to 256 tokens: buckets where cuBLAS's list of algorithms changes; measured between."""
     counts = tuple(sorted({1, 2, 4, *range(7, 256, 8), *range(8, 257, 8)}))
     planned = both(read_plan("llama-3.1-8b", version))
-    ops = tuple(replace(op, buckets=counts) for op in planned.ops if op.op == "bmm_fp8")
+    ops = tuple(replace(op, buckets=counts) for op in planned.ops if op.op == (bench.only or "bmm_fp8"))
     plan = write(
-        replace(planned, model="Llama-3.1-8B in fp8, to 256 tokens", ops=ops, round_up=True),
+        replace(planned, model="Llama-3.1-8B to 256 tokens", ops=ops, round_up=True),
         bench.work / "octets.plan.json",
     )
     tune(bench, plan, "octets", bound=300)
@@ -348,7 +348,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/bench_h200"))
     parser.add_argument("--workspace", type=Path, help="where modules are compiled (default: below --work)")
     parser.add_argument("--words", default="", help="more words for every tuning, such as '--judge-budget 2'")
-    parser.add_argument("--only", choices=("mm_bf16", "bmm_fp8"), default="", help="of --pair: these alone")
+    parser.add_argument("--only", choices=("mm_bf16", "bmm_fp8"), default="", help="of --pair, --octets: these alone")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     options.work.mkdir(parents=True, exist_ok=True)

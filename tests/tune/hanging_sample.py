@@ -53,7 +53,7 @@ def case(hangs, ended, part):
 
     torch.cuda.Event = Event
     bench = GpuBench.__new__(GpuBench)
-    bench._both, bench._device, bench._trying = False, None, Trying(told)
+    bench.both, bench._device, bench._trying = False, None, Trying(told)
     bench.ms, bench._calls, bench._sets, bench._part = [0.5], [4], [None], [bool(part)]
     bench._graphs = {number: [[Graph(told)]] for number in range(2)}
     try:

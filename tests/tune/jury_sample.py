@@ -31,7 +31,7 @@ for line in sys.stdin:
     elif how == "hangs":
         time.sleep(600)
     else:
-        print(json.dumps({{"rounds": [[[0.0], [1.0]]]}}), flush=True)
+        print(json.dumps({{"rounds": [[[[0.0], [1.0]]]]}}), flush=True)
 """
 
 
@@ -40,7 +40,7 @@ def next_op(jury):
     op = SimpleNamespace(name="wide", buckets=())
     steps = SimpleNamespace(tick=lambda said: None)
     session = SimpleNamespace(
-        options=SimpleNamespace(judge="on"), jury=jury, ranks=SimpleNamespace(steps=steps), budget=SimpleNamespace(),
+        options=SimpleNamespace(judge="on"), device=torch.device("cpu"), jury=jury, ranks=SimpleNamespace(steps=steps), budget=SimpleNamespace(),
         plan=SimpleNamespace(ops=[op]),
     )  # fmt: skip
     judge_op(session, op, None, (), None)
@@ -58,7 +58,7 @@ def case(words, place):
             if 1 not in jury.jurors:
                 sittings.append("none")
                 continue
-            rounds, why = jury.sit(1, (0, 8, 0), [], 1, lambda said: None)
+            rounds, why = jury.sit(1, [((0, 8, 0), [])], 1, lambda said: None)
             sittings.append(why or rounds)
             if why:
                 jury.dismiss(1, f"on rank 0: {why}")

@@ -58,6 +58,18 @@ def test_a_default_that_wins_is_an_entry_that_hits(tuner: Tuner, plan: Path, tmp
     assert replayed.told["hits"] == replayed.told["calls"] > 0
 
 
+@pytest.mark.parametrize("fault", ["judged_together", "no_memory_together", "as_on_a_gpu"])
+def test_several_keys_are_judged_in_one_hearing(tuner: Tuner, plan: Path, tmp_path: Path, fault: str) -> None:
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, "--jurors", "1", fault=fault, rank="*", warm=False)
+    assert done.status == 0, done.stderr
+    manifest, _ = read(tmp_path / "out")
+    assert {row.decided_by for row in manifest.covered} <= {"default", "faster", "tie"}, manifest.covered
+    assert all(row.default_ms for row in manifest.covered)
+    assert not manifest.notes
+    log = done.stderr
+    assert ("at 1, 16 tokens" in log, "at 16 tokens" in log) == (True, fault == "no_memory_together")
+
+
 def test_what_no_time_was_left_for_is_settled_by_rule_and_said(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
     done = tuner.run("pipeline.tune", plan, tmp_path / "out", "--judge", "on", "--judge-budget", "0.0001")
     assert done.status == 0, done.stderr
@@ -90,7 +102,7 @@ def test_a_juror_that_is_lost_is_started_again_before_the_next_op_and_once(tuner
     done = subprocess.run(words, env=tuner.environment(), capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    sat, late = [{"0": [0.0], "1": [1.0]}], "no answer within 3 s"
+    sat, late = [[{"0": [0.0], "1": [1.0]}]], "no answer within 3 s"
     without, again = "judging went on without juror 1: ", "juror 1 was started again"
     assert told == {
         "works": {"sittings": [sat, sat, sat], "notes": [], "starts": 1},
@@ -112,20 +124,21 @@ def test_a_juror_that_is_lost_is_started_again_before_the_next_op_and_once(tuner
 
 
 def test_a_juror_answers_what_it_is_asked_and_ends_with_its_rank(tuner: Tuner, plan: Path) -> None:
-    sitting = {"op": 0, "bucket": 16, "entry": 0, "candidates": [[0, -1], [0, -1]], "rounds": 3}
-    wrong = {**sitting, "candidates": [[7, -1]]}
+    one, other = ({"key": [0, bucket, 0], "candidates": [[0, -1], [0, -1]]} for bucket in (1, 16))
+    sitting, fewer = {"keys": [one, other], "rounds": 3}, {"keys": [other], "rounds": 3}
+    wrong = {"keys": [one, {**other, "candidates": [[7, -1]]}], "rounds": 3}
     done = subprocess.run(
         [tuner.python, "-m", "pipeline.tune.judging.juror", str(plan), "cpu"],
-        input="".join(json.dumps(one) + "\n" for one in (sitting, sitting, wrong, {"release": True}, sitting)),
+        input="".join(json.dumps(one) + "\n" for one in (sitting, fewer, wrong, {"release": True}, sitting)),
         env=tuner.environment(), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     ready, *answers = map(json.loads, done.stdout.splitlines())
     assert ready == {"ready": True}
     assert answers[3] == {"release": True}
-    for answer in (answers[0], answers[1], answers[4]):
-        assert [len(one) for one in answer["rounds"]] == [2, 2, 2]
-        assert all(isinstance(times[0], float) for one in answer["rounds"] for times in one)
+    for answer, keys in ((answers[0], 2), (answers[1], 1), (answers[4], 2)):
+        assert [[len(one) for one in mine] for mine in answer["rounds"]] == [[2, 2, 2]] * keys
+        assert all(isinstance(times[0], float) for mine in answer["rounds"] for one in mine for times in one)
     assert "error" in answers[2]
 
 

@@ -67,7 +67,7 @@ def test_each_state_is_its_own(ms: list[float], many: int) -> None:
     alive = list(range(many))
     rounds = []
     for _ in range(3):  # one after another: what was loaded comes to rest again
-        rounds += power.rounds(gpu, alive, 16, both=True, sleep=gpu.sleep)
+        rounds += power.rounds([(gpu, alive)], 16, both=True, sleep=gpu.sleep)[0]
     assert len(rounds) == 48
     for one in rounds:
         assert sorted(one) == alive
@@ -75,6 +75,42 @@ def test_each_state_is_its_own(ms: list[float], many: int) -> None:
             rested, loaded = times[: len(ms)], times[len(ms) :]
             assert [round(math.exp(t), 4) for t in rested] == [1.02 if number else 1.0] * len(ms)
             assert [round(math.exp(t), 4) for t in loaded] == [round(1.3 * 0.97, 4) if number else 1.3] * len(ms)
+
+
+@dataclass
+class OneOf:
+    """A stage of its own on a GPU that others use too."""
+
+    gpu: Gpu
+    ms: Sequence[float]
+
+    def queue(self, number: int, place: int, turn: int) -> float:
+        self.gpu.ms = self.ms
+        return self.gpu.queue(number, place, turn)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.gpu, name)
+
+
+def test_several_keys_in_one_go_share_each_state() -> None:
+    gpu, slept = Gpu([]), []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        gpu.sleep(seconds)
+
+    keys = [(OneOf(gpu, ms), alive) for ms, alive in (([0.5], [0, 1]), ([1.5, 0.7], [0, 3, 4]), ([2.0], [0, 2]))]
+    for key, (stage, alive) in zip(power.rounds(keys, 8, both=True, sleep=sleep), keys, strict=True):
+        assert len(key) == 8
+        for turn, one in enumerate(key):
+            assert list(one) == (alive if turn % 2 == 0 else alive[::-1])
+            for number, times in one.items():
+                rested, loaded = times[: len(stage.ms)], times[len(stage.ms) :]
+                assert [round(math.exp(t), 4) for t in rested] == [1.02 if number else 1.0] * len(stage.ms)
+                assert [round(math.exp(t), 4) for t in loaded] == [round(1.3 * 0.97, 4) if number else 1.3] * len(
+                    stage.ms
+                )
+    assert slept.count(power.COOL) == 1
 
 
 def test_the_simulated_gpu_would_notice() -> None:
@@ -86,19 +122,19 @@ def test_the_simulated_gpu_would_notice() -> None:
 @pytest.mark.parametrize("both", [False, True])
 def test_the_sample_that_does_not_end_is_the_one_that_is_waited_for(both: bool) -> None:
     whole = Gpu([6.0, 4.0])
-    power.rounds(whole, [0, 1, 2], 3, both=both, sleep=whole.sleep)
+    power.rounds([(whole, [0, 1, 2])], 3, both=both, sleep=whole.sleep)
     assert len(whole.asked) > 18  # those that are not timed too
     for hangs, (number, _, _) in enumerate(whole.asked):
         gpu = Gpu([6.0, 4.0], hangs=hangs)
         with pytest.raises(Hung):
-            power.rounds(gpu, [0, 1, 2], 3, both=both, sleep=gpu.sleep)
+            power.rounds([(gpu, [0, 1, 2])], 3, both=both, sleep=gpu.sleep)
         assert gpu.reached[-1] == number
         assert len(gpu.reached) == hangs + 1
 
 
 def test_one_state_alone_takes_no_pauses() -> None:
     gpu, slept = Gpu([0.5, 0.5]), []
-    (one, other) = power.rounds(gpu, [0, 1, 2], 2, both=False, sleep=slept.append)
+    ((one, other),) = power.rounds([(gpu, [0, 1, 2])], 2, both=False, sleep=slept.append)
     assert not slept
     assert [len(times) for times in one.values()] == [2, 2, 2]
     assert list(one) == [0, 1, 2] and list(other) == [2, 1, 0]  # the order turns

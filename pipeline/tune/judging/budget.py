@@ -7,7 +7,8 @@ still undecided then is settled by rule.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 GPU_SECONDS, CPU_SECONDS = 2.0, 1.0  # per key, where nothing is asked for: a GPU's clock has to be waited for
 _SHARE = 4.0  # one key may take this many times the average, while the total lasts
@@ -35,16 +36,18 @@ class Budget:
         """The bound of the whole judging."""
         return self.per_key * self.keys
 
-    def allow(self) -> float:
-        """What the next key may take, so that every later one still gets its reserve; nothing where nothing is left."""
-        reserve = _RESERVE * self.per_key * max(0, self.keys - self.judged - 1)
-        return max(0.0, min(_SHARE * self.per_key, self.total - self.spent - reserve))
+    def allow(self, keys: int = 1) -> float:
+        """What the next keys may take together, so that every later one still gets its reserve; nothing where nothing
+        is left.
+        """
+        reserve = _RESERVE * self.per_key * max(0, self.keys - self.judged - keys)
+        return max(0.0, min(_SHARE * self.per_key * keys, self.total - self.spent - reserve))
 
-    def take(self, seconds: float, *, clear: bool = True) -> None:
-        """Note what a key took, and whether it was decided."""
+    def take(self, seconds: float, *, clear: Sequence[bool] = (True,)) -> None:
+        """Note what some keys took together, and of each whether it was decided."""
         self.spent += seconds
-        self.judged += 1
-        self.undecided += not clear
+        self.judged += len(clear)
+        self.undecided += sum(not one for one in clear)
 
     def told(self) -> str:
         """In words, where something was left undecided."""
@@ -58,18 +61,15 @@ class Budget:
 
 @dataclass
 class Turn:
-    """One key before the judge: what it has taken on the slowest rank, and what it may on the one that may least.
+    """Some keys before the judge: what they took on the slowest rank, and what they may on the one that may least.
 
-    `round_seconds` is what one candidate took in one round last. `clear` says that more time would change nothing.
-    `seats` tells for each sitting in whose process it was: 0 is the rank's own, others are its jurors'.
+    `round_seconds` is what one candidate took in one round last.
     """
 
     began: float
     elapsed: float = 0.0
     allowed: float = math.inf
     round_seconds: float = 0.0
-    clear: bool = False
-    seats: list[int] = field(default_factory=lambda: [0])
 
     def fits(self, seconds: float) -> bool:
         """Whether a step of so many seconds fits into what is allowed."""

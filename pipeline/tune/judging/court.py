@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,9 +23,11 @@ from pipeline.tune.tuner import Question
 
 from . import rule
 from .bench import DEFAULT, Candidate
+from .benches import together
 from .budget import Budget, Turn
-from .hearing import Gather, Hearing
+from .hearing import Gather, Hearing, Matter
 from .judged import Judged
+from .juror import Key
 from .questions import questions
 
 if TYPE_CHECKING:
@@ -44,15 +46,25 @@ def judge_op(session: Session, op: OpPlan, case: Case, known: Collection[str], g
         return
     session.jury.revive(session.ranks.steps.tick)
     court = Court(session, op, budget_of(session), gather)
-    served = next(one for one in session.plan.ops if one.name == op.name)
     with torch.no_grad():
-        for bucket in op.buckets:
-            for entry, points in enumerate(questions(session.tuner, session.plan, served, case, bucket)):
-                lookup = points[0].lookup
-                if lookup.hit and lookup.key not in known and lookup.key not in session.measured.judged:
-                    session.ranks.steps.say(f"judging {op.name} ({op.op}) at {bucket} tokens")
-                    court.judge((session.plan.ops.index(served), bucket, entry), points)
+        for buckets in together(session.device, op.buckets):
+            court.judge([key for bucket in buckets for key in _gained(session, op, case, bucket, known)])
     session.jury.release(session.ranks.steps.tick)
+
+
+def _gained(
+    session: Session, op: OpPlan, case: Case, bucket: int, known: Collection[str]
+) -> list[tuple[Key, list[Question]]]:
+    """The entries at a bucket that are new, each with the token counts that it answers."""
+    served = next(one for one in session.plan.ops if one.name == op.name)
+    place = session.plan.ops.index(served)
+    return [
+        ((place, bucket, entry), points)
+        for entry, points in enumerate(questions(session.tuner, session.plan, served, case, bucket))
+        if points[0].lookup.hit
+        and points[0].lookup.key not in known
+        and points[0].lookup.key not in session.measured.judged
+    ]
 
 
 def budget_of(session: Session) -> Budget:
@@ -71,38 +83,38 @@ class Court:
     budget: Budget
     gather: Gather
 
-    def judge(self, where: tuple[int, int, int], points: Sequence[Question]) -> None:
-        """Judge one entry, asked for at `points`, and bake what was decided.
+    def judge(self, keys: Sequence[tuple[Key, Sequence[Question]]]) -> None:
+        """Judge some entries in one hearing, and bake what was decided; what could not be held together, alone."""
+        for key in self._judge(keys) if keys else ():  # there may have been no memory for all at once
+            self._judge([key])
 
-        `where` is the op's index in the plan, the bucket, and which of the entries that answer there.
-        """
-        turn, session = Turn(time.monotonic()), self.session
-        candidates = self._candidates(where[1], points[0])
-        hearing = Hearing(
-            session.ranks.steps, session.device, self.budget, self.gather, where, points, turn, session.jury
-        )  # fmt: skip
-        sittings, failed, error = hearing.hold(candidates, self.session.ranks.steps.tick)
-        self.budget.take(turn.elapsed, clear=turn.clear or bool(error))
-        if error:
-            self._leave(points[0], candidates, failed, error)
-        else:
-            self._decide(points[0], candidates, failed, sittings, turn)
+    def _judge(self, keys: Sequence[tuple[Key, Sequence[Question]]]) -> list[tuple[Key, Sequence[Question]]]:
+        """The same; those of several that a rank could not go on with are given back."""
+        steps, session = self.session.ranks.steps, self.session
+        at = ", ".join(str(bucket) for bucket in dict.fromkeys(bucket for (_, bucket, _), _ in keys))
+        steps.say(f"judging {self.op.name} ({self.op.op}) at {at} tokens")
+        turn = Turn(time.monotonic())
+        matters = [Matter(where, points, self._candidates(where[1], points[0])) for where, points in keys]
+        Hearing(steps, session.device, self.budget, self.gather, matters, turn, session.jury).hold(steps.tick)
+        alone = [bool(matter.error) and len(keys) > 1 for matter in matters]
+        ended = [matter for matter, again in zip(matters, alone, strict=True) if not again]
+        self.budget.take(turn.elapsed, clear=[matter.clear or bool(matter.error) for matter in ended])
+        for matter in ended:
+            if matter.error:
+                self._leave(matter)
+            else:
+                self._decide(matter, turn.elapsed)
+        return [key for key, again in zip(keys, alone, strict=True) if again]
 
-    def _decide(
-        self,
-        first: Question,
-        candidates: Sequence[Candidate],
-        failed: Mapping[int, str],
-        sittings: Sequence[Sequence[rule.Round]],
-        turn: Turn,
-    ) -> None:
+    def _decide(self, matter: Matter, seconds: float) -> None:
         """Bake what the sittings say; the default where there are none."""
+        sittings, first, candidates = matter.sittings, matter.points[0], matter.candidates
         enough = len(sittings) >= rule.LEAST_SITTINGS
-        verdict = rule.settle(sittings if enough else sittings[:1], turn.seats) if sittings else rule.UNTRIED
+        verdict = rule.settle(sittings if enough else sittings[:1], matter.seats) if sittings else rule.UNTRIED
         rounds = [one for sitting in sittings for one in sitting]
         chosen = candidates[verdict.chosen]
         key = flashinfer_api.bake(self.session.tuner, first, chosen.runner, chosen.tactic)
-        spent = f"undecided after {turn.elapsed:.2f} s and {len(rounds)} rounds in {len(sittings)} sittings: by rule"
+        spent = f"undecided after {seconds:.2f} s and {len(rounds)} rounds in {len(sittings)} sittings: by rule"
         self.session.measured.judged[key] = Judged(
             time_ms=_median(rounds, verdict.chosen) if rounds else None,
             default_ms=_median(rounds, 0) if rounds else None,
@@ -110,18 +122,19 @@ class Court:
             spread=round(verdict.spread, 6),
             decided_by=verdict.decided_by,
             candidates=len(candidates),
-            failed=len(failed),
+            failed=len(matter.failed),
             rounds=len(rounds),
-            clear=turn.clear,
+            clear=matter.clear,
             argmin=(first.lookup.runner, first.lookup.tactic),
-            note="" if turn.clear else spent,
+            note="" if matter.clear else spent,
         )
 
-    def _leave(self, first: Question, candidates: Sequence[Candidate], failed: Mapping[int, str], why: str) -> None:
+    def _leave(self, matter: Matter) -> None:
         """Leave the entry as FlashInfer chose it: a rank cannot judge it."""
-        argmin = (first.lookup.runner, first.lookup.tactic)
-        self.session.measured.judged[first.lookup.key] = Judged(
-            None, None, None, None, "argmin", len(candidates), len(failed), argmin=argmin, note=f"not judged: {why}"
+        lookup, note = matter.points[0].lookup, f"not judged: {matter.error}"
+        found = (len(matter.candidates), len(matter.failed))
+        self.session.measured.judged[lookup.key] = Judged(
+            None, None, None, None, "argmin", *found, argmin=(lookup.runner, lookup.tactic), note=note
         )
 
     def _candidates(self, bucket: int, question: Question) -> list[Candidate]:

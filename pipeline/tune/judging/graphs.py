@@ -45,13 +45,14 @@ class GpuBench:
         candidates: Sequence[Candidate],
         device: torch.device,
         trying: Trying,
+        copies: Copies,
         *,
         both: bool,
     ) -> None:
-        self._points, self._candidates, self._device, self._both = points, candidates, device, both
+        self._points, self._candidates, self._device, self.both = points, candidates, device, both
         self._trying = trying
         self.failed: dict[int, str] = {}
-        self._sets = Copies(device).sets(points)
+        self._sets = copies.sets(points)
         self._pool = torch.cuda.graph_pool_handle()
         trying.now(0)
         taken = [self._taken(point, inputs) for point, inputs in zip(points, self._sets[0], strict=True)]
@@ -68,7 +69,7 @@ class GpuBench:
 
     def rounds(self, alive: Sequence[int], count: int, *, quick: bool = False) -> list[Round]:
         """Whole rounds between events, at rest and then under load; `quick`, or where that is alike, at rest alone."""
-        return power.rounds(self, alive, count, both=self._both and not quick)
+        return power.rounds([(self, alive)], count, both=self.both and not quick)[0]
 
     def queue(self, number: int, place: int, turn: int) -> Sample:
         """Replay a candidate's graph of a point, without waiting; the sets of copies take turns."""

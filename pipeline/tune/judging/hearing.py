@@ -1,15 +1,16 @@
-"""The sittings of one key: made, timed and ended together by all ranks that hold the op.
+"""The sittings of some keys: made, timed and ended together by all ranks that hold the op.
 
 Whatever steers the course is gathered first, and the slowest rank and the smallest allowance count, so that every rank
-takes the same turn and calls the same number of collectives.
+takes the same turn and calls the same number of collectives. The keys of one hearing are timed in one go; each leaves
+when it is decided.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from pipeline.tune.tuner import Question
 
 from . import rule
 from .bench import Bench, Candidate
-from .benches import bench
+from .benches import bench, copies_for, rounds
 from .budget import Budget, Turn
 from .jury import Jury
 
@@ -46,161 +47,216 @@ class Told:
         return self.steps.attempts({number: self.attempts[number] for number in numbers})
 
 
+@dataclass
+class Matter:
+    """One key before the judge, and what its hearing finds.
+
+    `where` is the op's index in the plan, the bucket, and which of the entries that answer there; `points` are the
+    token counts that the entry answers, the bucket first. `running` are the candidates that go on to the next sitting.
+    Of each sitting there are its rounds, and in `seats` whose process it was in: 0 is the rank's own. `clear` says that
+    more time would change nothing, `failed` which candidates cannot be timed, `error` why a rank could not go on.
+    """
+
+    where: tuple[int, int, int]
+    points: Sequence[Question]
+    candidates: Sequence[Candidate]
+    running: list[int] = field(default_factory=list)
+    sittings: list[list[rule.Round]] = field(default_factory=list)
+    seats: list[int] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+    clear: bool = False
+    error: str = ""
+
+    def sat(self, seat: int, told: Sequence[rule.Round]) -> None:
+        """Note a sitting of those that were running; drop who needs no more."""
+        self.seats.append(seat)
+        self.sittings.append([{self.running[place]: times for place, times in one.items()} for one in told])
+        if len(self.sittings) >= rule.LEAST_SITTINGS:
+            verdict = rule.settle(self.sittings, self.seats)
+            self.clear = verdict.clear
+            self.running = [number for number in self.running if number not in verdict.drop]
+
+
 @dataclass(frozen=True)
 class Hearing:
-    """One key at the token counts of `points`, which its entry answers; the first is the bucket.
-
-    `where` is the op's index in the plan, the bucket, and which of the entries that answer there.
-    """
+    """Some keys of one op."""
 
     steps: Steps
     device: torch.device
     budget: Budget
     gather: Gather
-    where: tuple[int, int, int]
-    points: Sequence[Question]
+    matters: Sequence[Matter]
     turn: Turn
     jury: Jury
 
-    def hold(
-        self, candidates: Sequence[Candidate], tick: Callable[[str], None]
-    ) -> tuple[list[list[rule.Round]], dict[int, str], str]:
-        """All sittings, none where there is no time for any; which candidates failed; why a rank could not go on."""
-        turn = self.turn
+    def hold(self, tick: Callable[[str], None]) -> None:
+        """All sittings, none where there is no time for any."""
         self._meet()
-        if not turn.fits(self.budget.building):
-            return [], {}, ""
-        trial, error, failed = self._build(candidates)
-        if trial is None or error or 0 in failed:
-            return [], failed, error or failed.get(0, "a rank has no bench")
-        tick(f"{len(candidates)} candidates")
-        seats = self._seats()
-        first = self._first(trial, [n for n in range(len(candidates)) if n not in failed], len(seats))
-        sittings = [first] if first else []
-        if first:
-            self._sit_again(candidates, sittings, trial, seats, tick)
-        return sittings, failed, ""
+        if not self.turn.fits(self.budget.building):
+            return
+        for matter in self.matters:
+            matter.running = list(range(len(matter.candidates)))
+        first = self._build(self.matters)
+        for matter, trial in zip(self.matters, first, strict=True):
+            if trial is None or 0 in matter.failed:
+                matter.error = matter.error or matter.failed.get(0, "a rank has no bench")
+            matter.running = [number for number in matter.running if number not in matter.failed]
+        heard = [
+            (matter, trial) for matter, trial in zip(self.matters, first, strict=True) if trial and not matter.error
+        ]
+        if heard:
+            tick(f"{sum(len(matter.candidates) for matter, _ in heard)} candidates")
+            seats = self._seats()
+            if self._first(heard, len(seats)):
+                self._sit_again([matter for matter, _ in heard], [trial for _, trial in heard], seats, tick)
 
-    def _first(self, trial: Bench, alive: list[int], processes: int) -> list[rule.Round]:
-        """The first sitting: of those that a quick look does not rule out; nothing where there is no time for it."""
-        quick = self._together(trial, alive, _SCREEN, quick=True)
-        fastest = {c: min(math.fsum(one[c]) / len(one[c]) for one in quick) for c in alive}
-        alive = rule.leading({c: math.exp(value) for c, value in fastest.items()}, processes)
-        rounds = rule.FIRST_OF_TWO if processes > 1 else rule.FIRST
-        return self._together(trial, alive, rounds) if self.turn.fits(self._takes(rounds, alive)) else []
+    def _first(self, heard: Sequence[tuple[Matter, Bench]], processes: int) -> bool:
+        """The first sitting, of those that a quick look does not rule out; whether there was time for it."""
+        trials = [trial for _, trial in heard]
+        quick = self._together(trials, [matter.running for matter, _ in heard], _SCREEN, quick=True)
+        for (matter, _), looked in zip(heard, quick, strict=True):
+            fastest = {c: min(math.fsum(one[c]) / len(one[c]) for one in looked) for c in matter.running}
+            matter.running = rule.leading({c: math.exp(value) for c, value in fastest.items()}, processes)
+        count = rule.FIRST_OF_TWO if processes > 1 else rule.FIRST
+        if not self.turn.fits(self._takes(count, [matter for matter, _ in heard])):
+            return False
+        told = self._together(trials, [matter.running for matter, _ in heard], count)
+        for (matter, _), mine in zip(heard, told, strict=True):
+            matter.seats.append(0)
+            matter.sittings.append(mine)
+        return True
 
-    def _takes(self, rounds: int, alive: Sequence[int]) -> float:
+    def _takes(self, count: int, matters: Sequence[Matter]) -> float:
         """Seconds of so many rounds, by the last ones."""
-        return self.turn.round_seconds * rounds * len(alive)
+        return self.turn.round_seconds * count * sum(len(matter.running) for matter in matters)
 
     def _sit_again(
-        self,
-        candidates: Sequence[Candidate],
-        sittings: list[list[rule.Round]],
-        first: Bench,
-        seats: list[int],
-        tick: Callable[[str], None],
+        self, matters: Sequence[Matter], first: Sequence[Bench], seats: list[int], tick: Callable[[str], None]
     ) -> None:
         """What seems better than the default must be so with its tensors in other memory too: further sittings.
 
         They go round the processes, this one and its jurors. `first` and each later bench are kept until the end: what
         is freed would be handed out again.
         """
-        kept: list[Bench] = [first]
-        turn, looks = self.turn, rule.first_sittings(len(seats))
-        alive = sorted(sittings[0][-1])
-        while len(sittings) < rule.MOST_SITTINGS:
-            if len(sittings) == looks:
-                alive = rule.contenders(sittings, len(seats))
-            turn.clear = turn.clear or alive == [0]
-            if turn.clear or not turn.fits(self.budget.building + self._takes(rule.SITTING, alive)):
+        kept: list[Bench] = [*first]
+        looks, held, heard = rule.first_sittings(len(seats)), 1, list(matters)
+        while held < rule.MOST_SITTINGS:
+            for matter in heard:
+                if held == looks:
+                    matter.running = rule.contenders(matter.sittings, len(seats))
+                matter.clear = matter.clear or matter.running == [0]
+            heard = [matter for matter in heard if not matter.clear]
+            if not heard or not self.turn.fits(self.budget.building + self._takes(rule.SITTING, heard)):
                 return
-            tick(f"{len(alive)} candidates, sitting {len(sittings)}")
-            seat = seats[len(sittings) % len(seats)]
-            running = [candidates[number] for number in alive]
-            more = self._elsewhere(seat, running, tick) if seat else self._here(running, kept)
-            if more is None and seat == 0:
-                return
-            if more is None:
-                seats.remove(seat)
-                continue
-            turn.seats.append(seat)
-            sittings.append([{alive[place]: times for place, times in one.items()} for one in more])
-            if len(sittings) >= rule.LEAST_SITTINGS:
-                verdict = rule.settle(sittings, turn.seats)
-                turn.clear = verdict.clear
-                alive = [number for number in alive if number not in verdict.drop]
+            tick(f"{sum(len(matter.running) for matter in heard)} candidates, sitting {held}")
+            seat = seats[held % len(seats)]
+            if seat == 0:
+                heard, told = self._here(heard, kept)
+            else:
+                elsewhere = self._elsewhere(seat, heard, tick)
+                if elsewhere is None:
+                    seats.remove(seat)
+                    continue
+                told = elsewhere
+            held += 1
+            for matter, mine in zip(heard, told, strict=True):
+                matter.sat(seat, mine)
 
     def _seats(self) -> list[int]:
         """This process (0) and the jurors, by number, that all ranks that hold the op still have."""
         said = self.gather(sorted(self.jury.jurors))
         return [0, *sorted(set.intersection(*map(set, said)))]
 
-    def _here(self, candidates: Sequence[Candidate], kept: list[Bench]) -> list[rule.Round] | None:
-        """A sitting in this process; None where a rank cannot."""
-        trial, error, failed = self._build(candidates)
-        if trial is None or error or failed:
-            return None
-        kept.append(trial)
-        return self._together(trial, list(range(len(candidates))), rule.SITTING)
+    def _here(self, matters: list[Matter], kept: list[Bench]) -> tuple[list[Matter], list[list[rule.Round]]]:
+        """A sitting in this process, of the keys that every rank can time again."""
+        built = self._build(matters)
+        able = [(matter, trial) for matter, trial in zip(matters, built, strict=True) if trial is not None]
+        if not able:
+            return [], []
+        kept += [trial for _, trial in able]
+        alive = [list(range(len(matter.running))) for matter, _ in able]
+        return [matter for matter, _ in able], self._together([trial for _, trial in able], alive, rule.SITTING)
 
     def _elsewhere(
-        self, number: int, candidates: Sequence[Candidate], tick: Callable[[str], None]
-    ) -> list[rule.Round] | None:
+        self, number: int, matters: Sequence[Matter], tick: Callable[[str], None]
+    ) -> list[list[rule.Round]] | None:
         """A sitting with every rank's juror of that number; None where one fails, which all then do without."""
-        mine, why = self.jury.sit(number, self.where, candidates, rule.SITTING, tick)
-        said: list[tuple[list[rule.Round], str]] = self.gather((mine, why))
+        asked = [(matter.where, [matter.candidates[one] for one in matter.running]) for matter in matters]
+        mine, why = self.jury.sit(number, asked, rule.SITTING, tick)
+        said: list[tuple[list[list[rule.Round]], str]] = self.gather((mine, why))
         self._meet()
         wrong = next((f"on rank {rank}: {one}" for rank, (_, one) in enumerate(said) if one), "")
         if wrong:
             self.jury.dismiss(number, wrong)
             return None
-        return _mean([rounds for rounds, _ in said])
+        return _means([told for told, _ in said])
 
-    def _build(self, candidates: Sequence[Candidate]) -> tuple[Bench | None, str, dict[int, str]]:
-        """A bench; why some rank has none; which candidates failed on some rank."""
-        trial, error, began, told = None, "", time.monotonic(), self._told(candidates)
-        try:
-            trial = bench(self.points, candidates, self.device, told, self.where[1])
-        except Exception as failure:  # noqa: BLE001 - no memory for the copies, for one
-            told.now(None)
-            error = f"{type(failure).__name__}: {failure}"
-        said = self.gather((error, dict(trial.failed) if trial else {}, time.monotonic() - began))
+    def _build(self, matters: Sequence[Matter]) -> list[Bench | None]:
+        """A bench for the running candidates of each key; None where a rank has none.
+
+        None also, but for a key's first bench, where a candidate failed. Of the first, `failed` and `error` of the key
+        say which and why.
+        """
+        built: list[Bench | None] = []
+        errors: list[str] = []
+        began, copies = time.monotonic(), copies_for(self.device)
+        for matter in matters:
+            candidates = [matter.candidates[number] for number in matter.running]
+            told = self._told(matter, candidates)
+            try:
+                built.append(bench(matter.points, candidates, self.device, told, matter.where[1], copies=copies))
+                errors.append("")
+            except Exception as failure:  # noqa: BLE001 - no memory for the copies, for one
+                told.now(None)
+                built.append(None)
+                errors.append(f"{type(failure).__name__}: {failure}")
+        failed = [dict(trial.failed) if trial else {} for trial in built]
+        said = self.gather((errors, failed, time.monotonic() - began))
         self.budget.building = max(seconds for _, _, seconds in said)
         self._meet()
-        failed = {number: why for _, one, _ in said for number, why in one.items()}
-        return trial, next((one for one, _, _ in said if one), ""), failed
+        for place, matter in enumerate(matters):
+            wrong = next((one[place] for one, _, _ in said if one[place]), "")
+            found = {matter.running[number]: why for _, one, _ in said for number, why in one[place].items()}
+            again = bool(matter.sittings)
+            if not again:
+                matter.error, matter.failed = wrong, found
+            if wrong or (again and found):
+                built[place] = None
+        return built
 
-    def _told(self, candidates: Sequence[Candidate]) -> Told:
-        first, found = self.points[0], []
+    def _told(self, matter: Matter, candidates: Sequence[Candidate]) -> Told:
+        first, found = matter.points[0], []
         for one in candidates:
             runner = type(first.runners[one.runner]).__name__
             tactic = flashinfer_api.tactic_json(one.tactic)
-            found.append(Attempt(first.custom_op, runner, tactic, first.lookup.profile, self.where[1]))
+            found.append(Attempt(first.custom_op, runner, tactic, first.lookup.profile, matter.where[1]))
         return Told(self.steps, found)
 
-    def _together(self, trial: Bench, alive: list[int], count: int, *, quick: bool = False) -> list[rule.Round]:
-        """Everybody's rounds as one: the mean of the logarithmic times over the ranks."""
+    def _together(
+        self, trials: Sequence[Bench], alive: Sequence[list[int]], count: int, *, quick: bool = False
+    ) -> list[list[rule.Round]]:
+        """Everybody's rounds as one, for each key: the mean of the logarithmic times over the ranks."""
         began = time.monotonic()
-        mine = trial.rounds(alive, count, quick=quick)
+        mine = rounds(list(zip(trials, alive, strict=True)), count, quick=quick)
         said = self.gather((mine, time.monotonic() - began))
-        self.turn.round_seconds = max(seconds for _, seconds in said) / (count * len(alive))
+        self.turn.round_seconds = max(seconds for _, seconds in said) / (count * sum(map(len, alive)))
         self._meet()
-        return _mean([rounds for rounds, _ in said])
+        return _means([told for told, _ in said])
 
     def _meet(self) -> None:
-        """Agree on what this key has taken, and what it may: the longest and the least of any rank."""
-        said = self.gather((time.monotonic() - self.turn.began, self.budget.allow()))
+        """Agree on what these keys have taken, and what they may: the longest and the least of any rank."""
+        said = self.gather((time.monotonic() - self.turn.began, self.budget.allow(len(self.matters))))
         self.turn.elapsed = max(elapsed for elapsed, _ in said)
         self.turn.allowed = min(allowed for _, allowed in said)
 
 
-def _mean(ranks: Sequence[Sequence[rule.Round]]) -> list[rule.Round]:
-    """The rounds of several ranks as one: the mean of the logarithmic times."""
-    return [
-        {
-            c: tuple(math.fsum(times) / len(times) for times in zip(*(one[c] for one in same), strict=True))
-            for c in same[0]
-        }
-        for same in zip(*ranks, strict=True)
-    ]
+def _means(ranks: Sequence[Sequence[Sequence[rule.Round]]]) -> list[list[rule.Round]]:
+    """The rounds of several ranks as one, for each key."""
+    return [[_mean(same) for same in zip(*key, strict=True)] for key in zip(*ranks, strict=True)]
+
+
+def _mean(same: Sequence[Mapping[int, Sequence[float]]]) -> rule.Round:
+    return {
+        c: tuple(math.fsum(times) / len(times) for times in zip(*(one[c] for one in same), strict=True))
+        for c in same[0]
+    }

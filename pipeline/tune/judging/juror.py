@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from pipeline.tune.tied import tie
 from pipeline.tune.tuner import ObservedTuner, Question
 
 from .bench import Bench, Candidate, Untold
-from .benches import bench
+from .benches import bench, copies_for, rounds
 from .questions import questions
 
 if TYPE_CHECKING:
@@ -37,11 +37,14 @@ if TYPE_CHECKING:
 READY, RELEASE = "ready", "release"
 
 
+Key = tuple[int, int, int]  # the op's index in the plan, the bucket, and which of the entries that answer there
+
+
 @dataclass
 class Juror:
-    """The op whose inputs are held, and the benches of the key that was asked for last.
+    """The op whose inputs are held, the keys that were asked for last, and their benches.
 
-    The benches of one key are kept until another is asked for: what is freed would be handed out again, and the next
+    The benches of some keys are kept until others are asked for: what is freed would be handed out again, and the next
     sitting would lie where this one lay.
     """
 
@@ -50,45 +53,55 @@ class Juror:
     tuner: ObservedTuner
     op: int = -1
     case: Case | None = None
-    key: tuple[int, int, int] = (-1, -1, -1)
-    points: list[Question] = field(default_factory=list)
+    points: dict[Key, list[Question]] = field(default_factory=dict)
     benches: list[Bench] = field(default_factory=list)
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """One sitting: `rounds` of the candidates, each as (place of the runner, tactic), at the entry's counts.
+        """One sitting: `rounds` of the candidates of each key, each as (place of the runner, tactic), at the entry's
+        counts.
 
-        The answer holds the natural logarithms of milliseconds by place of the candidate. Asked to release, it gives
-        the memory back instead.
+        The answer holds, for each key, the natural logarithms of milliseconds by place of the candidate. Asked to
+        release, it gives the memory back instead.
         """
         if asked.get(RELEASE):
             self._drop()
             return {RELEASE: True}
-        self._take(int(asked["op"]), int(asked["bucket"]), int(asked["entry"]))
-        wanted = [Candidate(int(r), flashinfer_api.tactic_of(tactic)) for r, tactic in asked["candidates"]]
-        trial = bench(self.points, wanted, self.device, Untold(), self.key[1])
-        if trial.failed:
-            number, why = next(iter(trial.failed.items()))
-            return {"error": f"candidate {number} failed: {why}"}
-        self.benches.append(trial)
-        rounds = trial.rounds(list(range(len(wanted))), int(asked["rounds"]))
-        return {"rounds": [[[*times] for _, times in sorted(one.items())] for one in rounds]}
+        keys: list[Key] = [
+            (int(op), int(bucket), int(entry)) for op, bucket, entry in (one["key"] for one in asked["keys"])
+        ]
+        self._take(keys)
+        copies, trials = copies_for(self.device), []
+        for key, one in zip(keys, asked["keys"], strict=True):
+            wanted = [Candidate(int(r), flashinfer_api.tactic_of(tactic)) for r, tactic in one["candidates"]]
+            trial = bench(self.points[key], wanted, self.device, Untold(), key[1], copies=copies)
+            if trial.failed:
+                number, why = next(iter(trial.failed.items()))
+                return {"error": f"candidate {number} failed: {why}"}
+            trials.append((trial, list(range(len(wanted)))))
+        self.benches += [trial for trial, _ in trials]
+        told = rounds(trials, int(asked["rounds"]))
+        return {"rounds": [[[[*times] for _, times in sorted(one.items())] for one in mine] for mine in told]}
 
-    def _take(self, op: int, bucket: int, entry: int) -> None:
-        if self.key == (op, bucket, entry):
+    def _take(self, keys: Sequence[Key]) -> None:
+        """Hold what these keys of one op need; less than is held already is no change."""
+        if all(key in self.points for key in keys):
             return
-        self.key, self.points = (op, bucket, entry), []
         self.benches.clear()
+        self.points.clear()
+        op = keys[0][0]
+        planned = self.plan.ops[op]
         if self.op != op or self.case is None:
             self._drop()
-            self.key = (op, bucket, entry)
-            planned = self.plan.ops[op]
             self.case = adapter_of(planned).make(planned, self.device, self.plan.seed)
             self.op = op
-        self.points = questions(self.tuner, self.plan, self.plan.ops[op], self.case, bucket)[entry]
+        for bucket in sorted({bucket for _, bucket, _ in keys}):
+            for entry, points in enumerate(questions(self.tuner, self.plan, planned, self.case, bucket)):
+                self.points[op, bucket, entry] = points
 
     def _drop(self) -> None:
         """Give the memory back that an op's inputs took."""
-        self.op, self.key, self.case, self.points = -1, (-1, -1, -1), None, []
+        self.op, self.case = -1, None
+        self.points.clear()
         self.benches.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

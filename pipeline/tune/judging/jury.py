@@ -29,7 +29,7 @@ from pipeline.tune.tied import starter
 
 from . import rule
 from .bench import Candidate
-from .juror import READY, RELEASE
+from .juror import READY, RELEASE, Key
 
 GPU_JURORS = 3  # with the rank itself four processes: as many as a decision needs sittings
 _START = 180.0  # seconds for a juror to import and to take its device, on a machine that compiles meanwhile
@@ -111,21 +111,23 @@ class Jury:
         }
 
     def sit(
-        self, number: int, where: tuple[int, int, int], candidates: Sequence[Candidate], count: int, tick: Tick
-    ) -> tuple[list[rule.Round], str]:
-        """`count` rounds in the process of a juror; why there are none.
-
-        `where` is the op's index in the plan, the bucket, and which of the entries that answer there.
-        """
-        op, bucket, entry = where
-        wanted = [[one.runner, flashinfer_api.tactic_json(one.tactic)] for one in candidates]
+        self, number: int, keys: Sequence[tuple[Key, Sequence[Candidate]]], count: int, tick: Tick
+    ) -> tuple[list[list[rule.Round]], str]:
+        """`count` rounds of the candidates of each key in the process of a juror; why there are none."""
+        wanted = [
+            {"key": key, "candidates": [[one.runner, flashinfer_api.tactic_json(one.tactic)] for one in candidates]}
+            for key, candidates in keys
+        ]
         juror = self.jurors[number]
         juror.used = True
-        juror.ask({"op": op, "bucket": bucket, "entry": entry, "candidates": wanted, "rounds": count})
+        juror.ask({"keys": wanted, "rounds": count})
         answer = juror.wait(self.patience, tick)
         if "error" in answer:
             return [], str(answer["error"])
-        return [{place: tuple(map(float, times)) for place, times in enumerate(one)} for one in answer["rounds"]], ""
+        return [
+            [{place: tuple(map(float, times)) for place, times in enumerate(one)} for one in told]
+            for told in answer["rounds"]
+        ], ""
 
     def revive(self, tick: Tick) -> None:
         """Start those again, once, that were lost while they judged, and wait for them.

@@ -8,6 +8,8 @@ timed in both, as if these were two token counts: what is slower than the defaul
 
     at rest       short bursts with pauses, so that the mean power stays far below the limit
     under load    the same candidates without a pause, timed from when the clock has settled
+
+Cooling and settling take a fifth of a second, so several keys are timed in one go.
 """
 
 from __future__ import annotations
@@ -47,81 +49,100 @@ class Stage(Protocol[Mark]):
         """ln(milliseconds) of one call in a sample that has ended."""
 
 
-class _Timer(Generic[Mark]):
-    """Rounds on a stage; what is queued first meets an idle device and would be charged for its launch: not timed.
+Part = tuple[Stage[Mark], Sequence[int]]  # a key's stage, and which of its candidates are timed
 
-    Samples are waited for one by one, so that the stage can say which one it is that does not end; those that are not
-    timed too, since a later one would be taken for them.
+
+class _Timer(Generic[Mark]):
+    """Rounds on the stages of some keys; what is queued first meets an idle device and would be charged for its launch:
+    not timed.
+
+    A round goes through all keys before the next one begins, so that they share the state of the clock. Samples are
+    waited for one by one, so that the stage can say which one it is that does not end; those that are not timed too,
+    since a later one would be taken for them.
     """
 
-    def __init__(self, stage: Stage[Mark], alive: Sequence[int], sleep: Callable[[float], None]) -> None:
-        self._stage, self._alive, self._sleep = stage, alive, sleep
-        self._points = [ms * len(alive) for ms in stage.ms]  # what a round takes at each point
-        self._begun: list[tuple[int, Mark]] = []  # since the last wait
+    def __init__(self, parts: Sequence[Part[Mark]], sleep: Callable[[float], None]) -> None:
+        self._parts, self._sleep = parts, sleep
+        self._places = [
+            (key, place, ms * len(alive))  # what a round takes at each point of each key
+            for key, (stage, alive) in enumerate(parts)
+            for place, ms in enumerate(stage.ms)
+        ]
+        self._begun: list[tuple[Stage[Mark], int, Mark]] = []  # since the last wait
 
-    def at_rest(self, count: int, *, cool: bool) -> list[Round]:
+    def at_rest(self, count: int, *, cool: bool) -> list[list[Round]]:
         """Rounds on a device that is never loaded for long where it must stay `cool`."""
         if cool:
             self._wait()
             self._sleep(COOL)
-        self._begin(0, 0, 0)
-        marks: list[dict[int, list[Mark]]] = []
+        self._begin(0, 0, 0, 0)
+        marks: list[list[dict[int, list[Mark]]]] = []
         burst = 0.0
         for turn in range(count):
-            marks.append({number: [] for number in self._order(turn)})
-            for place, takes in enumerate(self._points):
+            marks.append(self._empty(turn))
+            for key, place, takes in self._places:
                 if cool and burst and burst + takes > BURST:
                     self._wait()
                     self._sleep(burst * PAUSE / 1e3)
-                    self._begin(0, place, turn)
+                    self._begin(key, 0, place, turn)
                     burst = 0.0
-                self._queue(marks[-1], place, turn)
+                self._queue(marks[-1], key, place, turn)
                 burst += takes
         return self._read(marks)
 
-    def under_load(self, count: int) -> list[Round]:
+    def under_load(self, count: int) -> list[list[Round]]:
         """Rounds on a device that has been at work without a pause until its clock has settled."""
-        settling = max(1, math.ceil(SETTLE / max(1e-3, sum(self._points))))
-        marks: list[dict[int, list[Mark]]] = []
+        settling = max(1, math.ceil(SETTLE / max(1e-3, sum(takes for _, _, takes in self._places))))
+        marks: list[list[dict[int, list[Mark]]]] = []
         for turn in range(settling + count):
-            marks.append({number: [] for number in self._order(turn)})
-            for place in range(len(self._points)):
-                self._queue(marks[-1], place, turn)
-        return self._read(marks)[settling:]
+            marks.append(self._empty(turn))
+            for key, place, _ in self._places:
+                self._queue(marks[-1], key, place, turn)
+        return [rounds[settling:] for rounds in self._read(marks)]
 
-    def _order(self, turn: int) -> Sequence[int]:
-        return self._alive if turn % 2 == 0 else self._alive[::-1]
+    def _empty(self, turn: int) -> list[dict[int, list[Mark]]]:
+        """For each key its candidates, in the order of this turn."""
+        return [{number: [] for number in (alive if turn % 2 == 0 else alive[::-1])} for _, alive in self._parts]
 
-    def _queue(self, marks: dict[int, list[Mark]], place: int, turn: int) -> None:
-        for number, own in marks.items():
-            own.append(self._begin(number, place, turn))
+    def _queue(self, marks: Sequence[dict[int, list[Mark]]], key: int, place: int, turn: int) -> None:
+        for number, own in marks[key].items():
+            own.append(self._begin(key, number, place, turn))
 
-    def _begin(self, number: int, place: int, turn: int) -> Mark:
-        mark = self._stage.queue(number, place, turn)
-        self._begun.append((number, mark))
+    def _begin(self, key: int, number: int, place: int, turn: int) -> Mark:
+        stage = self._parts[key][0]
+        mark = stage.queue(number, place, turn)
+        self._begun.append((stage, number, mark))
         return mark
 
     def _wait(self) -> None:
-        for number, mark in self._begun:
-            self._stage.reach(number, mark)
+        for stage, number, mark in self._begun:
+            stage.reach(number, mark)
         self._begun.clear()
-        self._stage.wait()
+        for stage, _ in self._parts:
+            stage.wait()
 
-    def _read(self, marks: Sequence[dict[int, list[Mark]]]) -> list[Round]:
+    def _read(self, marks: Sequence[Sequence[dict[int, list[Mark]]]]) -> list[list[Round]]:
+        """The rounds of each key."""
         self._wait()
-        return [{number: tuple(map(self._stage.read, own)) for number, own in one.items()} for one in marks]
+        return [
+            [{number: tuple(map(stage.read, own)) for number, own in one[key].items()} for one in marks]
+            for key, (stage, _) in enumerate(self._parts)
+        ]
 
 
 def rounds(
-    stage: Stage[Mark], alive: Sequence[int], count: int, *, both: bool, sleep: Callable[[float], None] = time.sleep
-) -> list[Round]:
-    """`count` rounds of the candidates `alive`: all points at rest; where `both`, then all points under load."""
-    timer = _Timer(stage, alive, sleep)
+    parts: Sequence[Part[Mark]], count: int, *, both: bool, sleep: Callable[[float], None] = time.sleep
+) -> list[list[Round]]:
+    """`count` rounds of each key's candidates: all points at rest; where `both`, then all points under load."""
+    timer = _Timer(parts, sleep)
     rested = timer.at_rest(count, cool=both)
     if not both:
         return rested
     loaded = timer.under_load(count)
-    return [{n: (*one[n], *other[n]) for n in one} for one, other in zip(rested, loaded, strict=True)]
+    return [
+        [{n: (*one[n], *other[n]) for n in one} for one, other in zip(mine, also, strict=True)]
+        for mine, also in zip(rested, loaded, strict=True)
+    ]
 
 
 def both_states(bucket: int) -> bool:
