@@ -40,8 +40,8 @@ def next_op(jury):
     op = SimpleNamespace(name="wide", buckets=())
     steps = SimpleNamespace(tick=lambda said: None)
     session = SimpleNamespace(
-        options=SimpleNamespace(judge="on"), device=torch.device("cpu"), jury=jury, ranks=SimpleNamespace(steps=steps), budget=SimpleNamespace(),
-        plan=SimpleNamespace(ops=[op]),
+        options=SimpleNamespace(judge="on"), device=torch.device("cpu"), jury=jury, ranks=SimpleNamespace(steps=steps),
+        budget=SimpleNamespace(), plan=SimpleNamespace(ops=[op]),
     )  # fmt: skip
     judge_op(session, op, None, (), None)
 
