@@ -10,7 +10,8 @@ Read in the published packages 0.6.16.post3, 0.6.17, 0.6.18, 0.6.18.post1, 0.7.0
   the rank.
 - the trtllm-gen MoE ops write only the shapes of inputs and output into the key up to 0.6.18.post1: not the layout of
   the weights, which the key holds from 0.7.0 on.
-- `cutlass_fused_moe` with fp8 block scales returns from profiling without running anything, in all of them.
+- `cutlass_fused_moe` with fp8 block scales returns from profiling without running anything, in all of them; with mxfp4
+  weights it runs the kernels.
 """
 
 from __future__ import annotations

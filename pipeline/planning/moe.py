@@ -12,11 +12,13 @@ from .parts import Part
 from .quant import Kind
 from .target import HOPPER_ON, TRTLLM_GEN
 
-# format -> multiples of the hidden and of the intermediate size per rank that vLLM 0.28 and 0.33 pad to:
+# format, of mxfp4 on Hopper with the kernels -> multiples of the hidden and of the intermediate size per rank that
+# vLLM 0.28 and 0.33 pad to:
 # fused_moe/oracle/mxfp4.py and unquantized.py and, in layers/quantization/utils, flashinfer_fp4_moe.py and
 # flashinfer_utils.py
 PADDING = {
     "mxfp4": {"hidden": 256, "intermediate": 128},
+    "mxfp4 cutlass": {"hidden": 128, "intermediate": 128},
     "mxfp8": {"hidden": 256, "intermediate": 128},
     "nvfp4": {"hidden": 256, "intermediate": 64},
     "fp8": {"intermediate": 16},
@@ -75,7 +77,7 @@ def _moe_op(part: Part, context: Context, op: str, dtypes: tuple[str, str], **op
     )
 
 
-def _cutlass_moe(part: Part, context: Context, dtype: str) -> OpPlan:
+def _cutlass_moe(part: Part, context: Context, dtypes: tuple[str, str], **options: str) -> OpPlan:
     if context.target.sm not in (89, *HOPPER_ON):
         raise NotTuned(f"cutlass_fused_moe needs compute capability 8.9, {context.target.arch} is below")
     assert part.moe is not None
@@ -84,7 +86,7 @@ def _cutlass_moe(part: Part, context: Context, dtype: str) -> OpPlan:
             f"FlashInfer {context.version} writes the rank into the keys of cutlass_fused_moe, so that no rank finds "
             f"what another has tuned; {MOE_KEY_WITHOUT_RANK} leaves it out"
         )
-    return _moe_op(part, context, "cutlass_fused_moe", (dtype, dtype))
+    return _moe_op(part, context, "cutlass_fused_moe", dtypes, **options)
 
 
 def _routing_method(context: Context) -> str:
@@ -141,7 +143,7 @@ def _plain_moe(part: Part, context: Context, trtllm: str, dtype: str) -> OpPlan:
     fp8 = PADDING["fp8"]
     why = next(_against_trtllm(part, context, trtllm), "") if context.target.sm in TRTLLM_GEN else ""
     if why or context.target.sm not in TRTLLM_GEN:
-        op = _cutlass_moe(part, context, dtype)
+        op = _cutlass_moe(part, context, (dtype, dtype))
         op = padded(op, "vLLM does", fp8) if dtype == "float8_e4m3fn" else op
         return changed(op, notes=(*op.notes, f"{trtllm} is not planned: {why}")) if why else op
     op = _trtllm_moe(part, context, trtllm, (dtype, dtype))
@@ -152,9 +154,23 @@ def _plain_moe(part: Part, context: Context, trtllm: str, dtype: str) -> OpPlan:
     return changed(op, notes=(*op.notes, "stands for cutlass_fused_moe, which --ops cutlass_fused_moe plans instead"))
 
 
+def _mxfp4_on_hopper(part: Part, context: Context) -> OpPlan:
+    """As servers run gpt-oss: what they would ask for other experts has no counterpart here."""
+    assert context.facts.moe is not None
+    if not part.bias or context.facts.moe.activation != "swiglu_oai":
+        raise NotTuned(
+            "mxfp4: on Hopper cutlass_fused_moe is tuned as servers call it for gpt-oss, whose experts have biases and "
+            "a SwiGLU of their own; these have not"
+        )
+    if context.out_dtype != "bfloat16":
+        raise NotTuned(f"{context.out_dtype}: cutlass_fused_moe takes bfloat16 alone with mxfp4 weights")
+    op = _cutlass_moe(part, context, ("bfloat16", "uint8"), format="mxfp4")
+    return padded(op, "vLLM does", PADDING["mxfp4 cutlass"])
+
+
 def _mxfp4_moe(part: Part, context: Context) -> OpPlan:
     if context.target.sm == 90:
-        raise NotTuned("mxfp4: cutlass_fused_moe's kernels for mxfp4 weights on Hopper have no adapter in this tuner")
+        return _mxfp4_on_hopper(part, context)
     op = _trtllm_moe(part, context, "trtllm_fp4_block_scale_moe", ("bfloat16", "uint8"), format="mxfp4")
     return padded(op, "vLLM does", PADDING["mxfp4"])
 

@@ -3,7 +3,8 @@
 Read in the published packages vLLM 0.28.0 and 0.33.0 (model_executor/kernels/linear/__init__.py and its scaled_mm,
 nvfp4, mxfp8 and mxfp4; model_executor/layers/fused_moe/oracle and experts; model_executor/layers/utils.py;
 model_executor/warmup/kernel_warmup.py) and SGLang 0.5.23 (srt/layers/quantization/fp8_utils.py, fp4_utils.py,
-modelopt_quant.py, mxfp4.py; srt/layers/moe; srt/arg_groups; srt/model_executor/runner/flashinfer_autotune.py).
+modelopt_quant.py, mxfp4.py; srt/layers/moe; srt/environ.py; srt/arg_groups;
+srt/model_executor/runner/flashinfer_autotune.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _PINS = (("vLLM 0.28.0", "0.6.16.post3"), ("vLLM 0.33.0", "0.7.2.post1"), ("SGLa
 _BELOW_HOPPER = f"{VLLM} and {SGLANG} load none below compute capability 9.0"
 _BF16 = f"{VLLM} and {SGLANG} run unquantized products through torch"
 _CUTLASS = "with --moe-backend flashinfer_cutlass"
-_CUTLASS_SGLANG = f"{SGLANG} with --moe-runner-backend flashinfer_cutlass"
+# FlashInfer's keys hold whether the last step is fused, from 0.6.18 on; SGLang 0.5.23 says no unless it is told
+_FUSED_SGLANG = "SGLANG_FLASHINFER_MOE_FUSED_FINALIZE=1"
+_CUTLASS_SGLANG = f"{SGLANG} with --moe-runner-backend flashinfer_cutlass and {_FUSED_SGLANG}"
 _TRTLLM_SGLANG = "with --moe-runner-backend flashinfer_trtllm"
 _CHOSEN = "; with an all-to-all backend they hand it chosen experts, and find no entry of these"
 
@@ -49,6 +52,12 @@ def _cutlass_moe(op: OpPlan, sm: int) -> str:
         return f"{VLLM} finds these entries where it runs this op, by itself or {_CUTLASS}; {_CUTLASS_SGLANG}"
     if sm == 110:
         return f"{VLLM} does not take this op on compute capability 11.0; {_CUTLASS_SGLANG} finds the entries"
+    if op.options.get("format") == "mxfp4":
+        sglang = f"{SGLANG} with --moe-runner-backend flashinfer_mxfp4 pads hidden sizes to 256, and finds these"
+        return (
+            f"{VLLM} finds these entries {_CUTLASS} (its choice here is Triton); {sglang} where that comes to the same "
+            f"and {_FUSED_SGLANG} is set"
+        )
     if op.dtypes["a"] != "float8_e4m3fn":
         usual = "its choice here is Triton" if sm == 90 else "which it chooses itself without data parallelism"
         return f"{VLLM} finds these entries {_CUTLASS} ({usual}), {_CUTLASS_SGLANG}"

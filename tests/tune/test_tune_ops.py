@@ -63,6 +63,21 @@ def test_calls_have_the_shapes_that_servers_give_them(adapters: Any) -> None:
     assert (adapters["j"]["logits"], adapters["k"]["logits"]) == ("torch.bfloat16", "torch.float32")
 
 
+def test_mxfp4_layers_of_hopper_are_called_as_servers_call_them(adapters: Any) -> None:
+    """vLLM 0.33, fused_moe/experts/flashinfer_cutlass_moe.py and oracle/mxfp4.py: biases are part of the key."""
+    one = adapters["l"]
+    assert one["shapes"] == {
+        "input": [8, 256], "token_selected_experts": [8, 2], "token_final_scales": [8, 2], "output": [8, 256],
+        "fc1_expert_weights": [4, 256, 128], "fc2_expert_weights": [4, 256, 64],
+        "fc1_expert_biases": [4, 256], "fc2_expert_biases": [4, 256],
+        "swiglu_alpha": [4], "swiglu_beta": [4], "swiglu_limit": [4],
+    }  # fmt: skip
+    assert "use_w4_group_scaling" in one["arguments"]
+    for name in "lm":  # m: of two ranks that divide the experts the second, which does not add the last bias
+        assert 0.0 < adapters[name]["as called"] <= 1.0, (name, adapters[name])
+        assert adapters[name]["mixed up"] > 1.0, (name, adapters[name])
+
+
 def test_references_accept_what_is_right_and_nothing_else(adapters: Any) -> None:
     for name, one in adapters.items():
         assert one["right"] <= 1.0, (name, one)
@@ -124,6 +139,28 @@ def test_what_the_keys_of_trtllm_moe_leave_out_is_refused(keys: Any) -> None:
     assert name == "flashinfer::trtllm_bf16_moe"
 
 
+def test_mxfp4_layers_of_hopper_have_the_keys_that_servers_ask_for(keys: Any) -> None:
+    """Both questions of `cutlass_fused_moe`, in this FlashInfer: told apart or refused in one cache."""
+    assert keys["offered"] == {"MoERunner": [0, 1]}
+    for one, tactics in zip(keys["cutlass"], ([0, 1], [2, 3, 4]), strict=True):
+        assert len(set(one["names"])) == 1
+        assert one["inputs"] == [[8, 256], [8, 256, 128], [8, 256], [8, 256, 64], [8, 256]]  # the biases among them
+        assert one["tactics"] == tactics
+        assert one["answers"] == [1, 4, 512, 768, 1024]  # at 1, 3, 300, 700 and 1000 tokens
+        assert sorted(one["told apart"] + one["clashes"]) == [
+            "hidden", "intermediate", "local_experts", "top_k", "tp"
+        ]  # fmt: skip
+        assert {"hidden", "intermediate", "local_experts"} <= set(one["told apart"])
+        assert one["ranks"] == 1  # in both versions; between them keys hold the rank (clashes.py)
+        # the option that SGLang sets is in the key where top_k and the rest are
+        assert one["as SGLang"] is ("top_k" in one["clashes"])
+
+
+def test_mxfp4_and_bf16_layers_do_not_share_keys(keys: Any) -> None:
+    assert [one["of bf16"] for one in keys["cutlass"]] == [False, False]
+    assert keys["beside bf16"] == []
+
+
 def test_modules_of_a_plan_are_known_before_it_is_tuned(told: Any) -> None:
     assert told["modules"] == ["gemm", "mm_bf16_cublaslt"]
 
@@ -142,12 +179,43 @@ def test_a_gpu_is_shared_only_when_asked_for(told: Any) -> None:
     assert "2 ranks shared 1 GPU" in note
 
 
+def test_mxfp4_layers_of_other_kinds_are_refused(tuner: Tuner) -> None:
+    script = (
+        "import json, torch\n"
+        "from dataclasses import replace\n"
+        "from signatures import MXFP4, PLANS\n"
+        "from pipeline.tune.ops import cutlass_fused_moe as adapter, cuda\n"
+        "op = next(plan for plan in PLANS if plan.name == 'l')\n"
+        "odd = [replace(op, shape={**op.shape, 'hidden': 192}), replace(op, dtypes={**op.dtypes, 'a': 'float16'}),\n"
+        "       replace(op, options={'format': 'mxfp4'}), replace(op, options={**MXFP4, 'format': 'fp8_block'}), op]\n"
+        "told, adapter.need_capability = [], cuda.need_capability\n"
+        "for here, plan in zip((90, 90, 90, 90, 100), odd):\n"
+        "    cuda.capability = lambda _: here\n"
+        "    try:\n"
+        "        adapter.make(plan, torch.device('cpu'), 3)\n"
+        "    except cuda.OpNotHere as error:\n"
+        "        told.append(error.message)\n"
+        "print(json.dumps(told))\n"
+    )
+    environment = {**tuner.environment(), **ARCH}
+    environment["PYTHONPATH"] = f"{HERE}:{environment['PYTHONPATH']}"
+    done = subprocess.run([tuner.python, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    sizes, dtype, kind, blocks, gpu = told
+    assert "multiples of 128, these are 192 and 128" in sizes
+    assert "take bfloat16 activations" in dtype
+    assert "as gpt-oss has them" in kind
+    assert "profiling block scales measures nothing" in blocks
+    assert "runs on compute capability 9.0, this GPU has 10.0" in gpu
+
+
 def test_layers_whose_keys_collide_are_told(tuner: Tuner) -> None:
     script = (
         "from signatures import MOE, PLANS\n"
         "from pipeline.tune.ops.clashes import clashes\n"
         "import json\n"
-        "two = [p for p in PLANS if p.op == 'cutlass_fused_moe']\n"
+        "two = [p for p in PLANS if p.op == 'cutlass_fused_moe' and 'format' not in p.options]\n"
         "from dataclasses import replace\n"
         "whole = [replace(p, shape={**p.shape, 'tp': 1, 'ep': 1}) for p in two]\n"
         "told = [clashes(whole, '0.6.16.post3'), clashes(whole, '0.6.18'), clashes(whole[:1], '0.6.16.post3')]\n"

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from planning_samples import config_of, ops, plan_of, reasons
+from planning_samples import NEW, OLD, config_of, ops, plan_of, reasons
 
 from pipeline.contract.plan import Plan
 from pipeline.planning.find import find_model
@@ -30,6 +30,38 @@ def test_mxfp4_experts_are_padded(tp, inner):
     assert (op.op, op.shape["hidden"], op.shape["intermediate"]) == ("trtllm_fp4_block_scale_moe", 3072, inner)
     assert any("2880 → 3072" in note for note in op.notes)
     assert "pads hidden sizes to 128" in found_by(op)  # sgl-project/sglang, srt/layers/quantization/mxfp4.py
+
+
+@pytest.mark.parametrize(("tp", "inner"), [(1, 2944), (2, 1536), (4, 768), (8, 384)])
+@pytest.mark.parametrize("version", [OLD, "0.7.2.post1", NEW])
+def test_mxfp4_experts_go_through_cutlass_on_hopper(tp, inner, version):
+    # vllm, fused_moe/oracle/mxfp4.py: FLASHINFER_CUTLASS_MXFP4_BF16, both sizes up to 128
+    op = ops(plan_of("gpt-oss-120b", arch="90a", tp=tp, version=version))["experts"]
+    assert (op.op, op.shape["hidden"], op.shape["intermediate"]) == ("cutlass_fused_moe", 2944, inner)
+    assert op.dtypes == {"a": "bfloat16", "b": "uint8", "out": "bfloat16"}
+    assert op.options == {"activation": "swiglu_oai", "bias": "true", "format": "mxfp4"}
+    assert any("unverified" in note for note in op.notes)
+    assert "--moe-backend flashinfer_cutlass (its choice here is Triton)" in found_by(op)
+    # sglang, srt/layers/moe/fused_moe_triton/layer.py and moe_runner/flashinfer_cutlass.py
+    assert "--moe-runner-backend flashinfer_mxfp4 pads hidden sizes to 256" in found_by(op)
+    assert "SGLANG_FLASHINFER_MOE_FUSED_FINALIZE=1" in found_by(op)
+
+
+def test_mxfp4_experts_are_left_out_on_hopper_where_keys_hold_the_rank():
+    assert "the rank into the keys" in reasons(plan_of("gpt-oss-120b", tp=2, version="0.7.1"))["experts"]
+    assert ops(plan_of("gpt-oss-120b", version="0.7.1"))["experts"].options["format"] == "mxfp4"
+    dealt = ops(plan_of("gpt-oss-120b", tp=2, ep=2))["experts"]
+    assert (dealt.shape["local_experts"], dealt.shape["intermediate"]) == (64, 2944)
+    assert dealt.options["routing"] == "round_robin"
+
+
+def test_mxfp4_experts_that_no_server_asks_so_are_left_out_on_hopper(tmp_path):
+    mixtral = config_of(tmp_path, "Mixtral-8x7B", quantization_config={"quant_method": "mxfp4"})
+    assert "tuned as servers call it for gpt-oss" in reasons(plan_of(mixtral))["experts"]
+    half = config_of(tmp_path, "gpt-oss-120b", torch_dtype="float16")  # no product of float16 is tuned either
+    with pytest.raises(PlanRefused) as refused:
+        plan_of(half)
+    assert "experts: float16: cutlass_fused_moe takes bfloat16 alone with mxfp4 weights" in refused.value.details
 
 
 @pytest.mark.parametrize(
@@ -187,6 +219,7 @@ def test_mxfp4_products_have_a_backend_that_takes_blocks_of_32(tmp_path):
         ("Llama-3.3-70B-FP8", "90a", "qkv", "SGLang (0.5.23) finds these entries with a modelopt FP8 checkpoint; vLLM"),
         ("Llama-3.3-70B-FP8", "100a", "qkv", "vLLM (0.28, 0.33) finds these entries"),
         ("Mixtral-8x7B", "90a", "experts", "--moe-backend flashinfer_cutlass (its choice here is Triton)"),
+        ("Mixtral-8x7B", "90a", "experts", "flashinfer_cutlass and SGLANG_FLASHINFER_MOE_FUSED_FINALIZE=1"),
         ("Mixtral-8x7B", "100a", "experts", "hands it chosen experts for this model, and finds none"),
         (
             "Qwen3-30B-A3B",

@@ -1,7 +1,7 @@
 """`cutlass_fused_moe`: a MoE layer through CUTLASS; two questions to the AutoTuner, one for each product.
 
-bfloat16 or float16, or fp8 with one scale per tensor. On compute capability 9.0 its module has 182 sources and takes
-an hour and a half to compile; no GPU has run this adapter yet.
+bfloat16 or float16, fp8 with one scale per tensor, or mxfp4 weights (cutlass_mxfp4_moe.py). On compute capability 9.0
+its module has 182 sources and takes an hour and a half to compile; no GPU has run this adapter yet.
 
 Up to FlashInfer 0.6.17 the key holds shapes alone: two layers that differ in dtype, top_k or how they are divided
 would overwrite each other's entries, so that only one may be in a cache (clashes.py). Profiling of fp8 block scales
@@ -18,6 +18,7 @@ import torch
 from pipeline.contract.plan import OpPlan
 from pipeline.tune.inputs import dtype_of, need_device, normal, seed_for, unit_roundoff
 
+from . import cutlass_mxfp4_moe
 from .cuda import OpNotHere, capability, nan, need_capability, spec
 from .moe import moe_excess, route, sizes
 from .question import offered
@@ -100,6 +101,10 @@ def _drawn(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, see
     return drawn if scale == 1.0 else drawn * scale
 
 
-def make(op: OpPlan, device: torch.device, seed: int) -> CutlassMoe:
+def make(op: OpPlan, device: torch.device, seed: int) -> CutlassMoe | cutlass_mxfp4_moe.CutlassMxfp4Moe:
     """Prepare a layer; raise `OpNotHere` or `DtypeUnknown`."""
-    return CutlassMoe(op, device, seed)
+    if op.options.get("format") != "mxfp4":
+        return CutlassMoe(op, device, seed)
+    need_device(device)
+    need_capability(op, device, cutlass_mxfp4_moe.CAPABLE)
+    return cutlass_mxfp4_moe.CutlassMxfp4Moe(op, device, seed)

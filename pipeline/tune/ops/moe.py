@@ -7,8 +7,11 @@ of this rank.
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -79,19 +82,70 @@ def logits(chosen: torch.Tensor, experts: int) -> torch.Tensor:
     return found.scatter_(1, chosen.long(), 8.0)
 
 
+class Matrices(Protocol):
+    """One matrix per expert; a tensor, or what makes each when it is asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, expert: int, /) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Gated:
+    """What a layer does between its two products, and how exactly; by default SwiGLU without biases.
+
+    `(clamp(up, ±limit) + beta) · g · sigmoid(alpha · g)` with `g = min(gate, limit)`. `biases` are those of the first
+    product, `[experts, 2 · intermediate]`, and of the second, `[experts, hidden]`. `stored` is the unit roundoff with
+    which the first product is stored before its bias is added, 0 where it is not. `independent`: no two of an expert's
+    rows are alike, so that roundings in between differ in sign.
+    """
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float = math.inf
+    biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    stored: float = 0.0
+    independent: bool = False
+
+    def between(
+        self, halves: Sequence[torch.Tensor], errors: Sequence[torch.Tensor], expert: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the second product is given for the halves of the first, up and gate, and how far it may be off."""
+        wrong = [error + self.stored * half.abs() for half, error in zip(halves, errors, strict=True)]
+        up, gate = halves
+        if self.biases[0] is not None:
+            biases = self.biases[0][expert].double().chunk(2)
+            up, gate = up + biases[0], gate + biases[1]
+        gate = gate.clamp(max=self.limit)
+        gate, factor = gate * torch.sigmoid(self.alpha * gate), up.clamp(-self.limit, self.limit) + self.beta
+        return factor * gate, wrong[0] * gate.abs() + 1.1 * wrong[1] * factor.abs()  # 1.1: the steepest slope
+
+    def through(self, wrong: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        """How far the second product may be off for what it is given being off by `wrong`.
+
+        Errors of either sign exceed eight times their root mean square once in 10^13 (Hoeffding); four, of which
+        `moe_excess` allows twice.
+        """
+        return 4 * (wrong**2 @ down.T**2).sqrt() if self.independent else wrong @ down.abs().T
+
+
+SWIGLU = Gated()
+
+
 def moe_excess(
     out: torch.Tensor,
     x: torch.Tensor,
     routed: tuple[torch.Tensor, torch.Tensor],
-    weights: tuple[torch.Tensor, torch.Tensor],
+    weights: tuple[Matrices, Matrices],
     place: tuple[int, float],
+    *,
+    gated: Gated = SWIGLU,
 ) -> float:
     """How far `out` is from the layer in float64, as a multiple of what is allowed; at most 1 is right.
 
-    `x` and `weights` hold the values that the kernels see, already scaled; `place` is the first expert, and the unit
-    roundoff of what lies between the two products (2^-8 for bfloat16, 2^-4 for fp8). Allowed is twice the sum of: a
-    rounding of the result and of each expert's part, `inner · 2^-24` of the second product, and through it the
-    rounding in between and `hidden · 2^-24` of the first.
+    `x` and `weights` hold the values that the kernels see, already scaled; `place` is the
+    first expert, and the unit roundoff of what lies between the two products (2^-8 for bfloat16, 2^-4 for fp8).
+    Allowed is twice the sum of: a rounding of the result and of each expert's part, `inner · 2^-24` of the second
+    product, and through it the roundings in between and `hidden · 2^-24` of the first.
     """
     first, between = place
     rows = min(ROWS, out.shape[0])
@@ -100,19 +154,19 @@ def moe_excess(
     chosen, part = routed[0][pick].long() - first, routed[1][pick].double()
     exact, allowed = torch.zeros_like(out), torch.zeros_like(out)
     tiny, last = 2.0**-24, unit_roundoff(torch.bfloat16)
-    for expert in range(weights[0].shape[0]):
+    for expert in range(len(weights[0])):
         share = (part * (chosen == expert)).sum(dim=1, keepdim=True)
         hit = share[:, 0] != 0
         if not bool(hit.any()):
             continue
         up, gate = weights[0][expert].double().chunk(2)
         down, mine = weights[1][expert].double(), x[hit]
-        a, b = mine @ up.T, mine @ gate.T
         errors = [x.shape[1] * tiny * (mine.abs() @ side.abs().T) for side in (up, gate)]
-        h = a * torch.nn.functional.silu(b)
-        dh = errors[0] * torch.nn.functional.silu(b).abs() + 1.1 * errors[1] * a.abs() + between * h.abs()
+        h, dh = gated.between([mine @ up.T, mine @ gate.T], errors, expert)
         y = h @ down.T
-        dy = (dh + h.shape[1] * tiny * h.abs()) @ down.abs().T + last * y.abs()
+        dy = gated.through(dh + between * h.abs(), down) + h.shape[1] * tiny * (h.abs() @ down.abs().T) + last * y.abs()
+        if gated.biases[1] is not None:
+            y = y + gated.biases[1][expert].double()
         exact[hit] += share[hit] * y
         allowed[hit] += share[hit] * dy
     allowed += last * exact.abs()
