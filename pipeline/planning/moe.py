@@ -172,7 +172,11 @@ def _mxfp4_moe(part: Part, context: Context) -> OpPlan:
     if context.target.sm == 90:
         return _mxfp4_on_hopper(part, context)
     op = _trtllm_moe(part, context, "trtllm_fp4_block_scale_moe", ("bfloat16", "uint8"), format="mxfp4")
-    return padded(op, "vLLM does", PADDING["mxfp4"])
+    wide, hidden = padded(op, "vLLM does", PADDING["mxfp4"]), op.shape["hidden"]
+    if wide.shape["hidden"] == hidden:
+        return wide
+    # vLLM (experts/trtllm_mxfp4_moe.py) and SGLang (moe_runner/flashinfer_trtllm.py) take the model's own columns
+    return changed(wide, options={**wide.options, "hidden_out": str(hidden)})
 
 
 def moe_op(part: Part, context: Context) -> OpPlan:

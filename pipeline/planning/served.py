@@ -98,7 +98,7 @@ def _trtllm_moe(op: OpPlan, *, layout_in_key: bool) -> str:
             f"{SGLANG} {other}"
         )
     if kind == "mxfp4":
-        sglang = f"{SGLANG} pads hidden sizes to 128 only, and finds these where that comes to the same"
+        sglang = f"{SGLANG} with --flashinfer-mxfp4-moe-precision bf16 (else it asks with activations in mxfp8)"
         return f"{VLLM} chooses this op itself{_CHOSEN}; {sglang}"
     return usual + _CHOSEN
 

@@ -185,6 +185,9 @@ def main() -> None:
             "tactics": dict(case.tactics(8)),
             "asked": asked[-1],
         }
+        if op.op == "trtllm_fp4_block_scale_moe":
+            narrow = replace(op, options={**op.options, "hidden_out": "192"})
+            told["narrow"] = [list(question(made(narrow).call, 8)[3][0].shape), key(made(narrow).call, 8) != keys[8]]
         if op.op == "trtllm_bf16_moe":
             told["routed"] = [key(partial(routed, case), 8) != keys[8], question(partial(routed, case), 8)[0]]
     print(json.dumps({**told, **cutlass_keys(here)}))

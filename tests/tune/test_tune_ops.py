@@ -51,6 +51,9 @@ def test_calls_have_the_shapes_that_servers_give_them(adapters: Any) -> None:
     assert adapters["g"]["shapes"]["gemm1_weights"] == [4, 2, 256, 128]
     assert adapters["g"]["shapes"]["gemm2_weights"] == [4, 1, 256, 128]
     assert adapters["g"]["layout"] == [True, 2]
+    # vllm, fused_moe/experts/trtllm_mxfp4_moe.py, hidden_dim_unpadded
+    assert (adapters["i"]["shapes"]["hidden_states"], adapters["i"]["shapes"]["output"]) == ([8, 256], [8, 192])
+    assert adapters["h"]["shapes"]["output"] == [8, 256]
     # vllm, fused_moe/oracle/unquantized.py; sglang, quantization/unquant.py: blocks of 128 bytes
     assert adapters["j"]["shapes"]["gemm1_weights"] == [4, 4, 256, 64]
     assert adapters["j"]["shapes"]["gemm2_weights"] == [4, 2, 256, 64]
@@ -137,6 +140,10 @@ def test_what_the_keys_of_trtllm_moe_leave_out_is_refused(keys: Any) -> None:
     other, name = keys["routed"]
     assert other is True  # chosen experts in place of logits: the same name, another key
     assert name == "flashinfer::trtllm_bf16_moe"
+
+
+def test_the_columns_that_a_server_takes_are_in_the_key(keys: Any) -> None:
+    assert keys["narrow"] == [[8, 192], True]
 
 
 def test_mxfp4_layers_of_hopper_have_the_keys_that_servers_ask_for(keys: Any) -> None:

@@ -29,7 +29,10 @@ def test_mxfp4_experts_are_padded(tp, inner):
     op = ops(plan_of("gpt-oss-120b", arch="100a", tp=tp))["experts"]
     assert (op.op, op.shape["hidden"], op.shape["intermediate"]) == ("trtllm_fp4_block_scale_moe", 3072, inner)
     assert any("2880 → 3072" in note for note in op.notes)
-    assert "pads hidden sizes to 128" in found_by(op)  # sgl-project/sglang, srt/layers/quantization/mxfp4.py
+    # vllm, fused_moe/experts/trtllm_mxfp4_moe.py: the output has the columns of the model, and its shape is in the key
+    assert op.options["hidden_out"] == "2880"
+    # sgl-project/sglang, srt/layers/moe/moe_runner/flashinfer_trtllm.py
+    assert "--flashinfer-mxfp4-moe-precision bf16" in found_by(op)
 
 
 @pytest.mark.parametrize(("tp", "inner"), [(1, 2944), (2, 1536), (4, 768), (8, 384)])

@@ -1,7 +1,8 @@
 """`trtllm_fp4_block_scale_moe`: a MoE layer with four-bit weights through the trtllm-gen kernels.
 
 `nvfp4` (four-bit activations, blocks of 16) or `mxfp4` (bfloat16 activations, blocks of 32). The kernels want the
-weights' rows shuffled; here all elements of an expert are one value, so that no shuffle can be wrong. Compute
+weights' rows shuffled; here all elements of an expert are one value, so that no shuffle can be wrong. The option
+`hidden_out` says that a caller takes fewer columns than the padded ones: the output's shape is in the key. Compute
 capability 10.0 and 10.3: no GPU has run this adapter yet. Held against the signatures of FlashInfer 0.6.16.post3 and
 0.7.4.
 """
@@ -16,7 +17,7 @@ import torch
 from pipeline.contract.plan import OpPlan
 from pipeline.tune.inputs import need_device, normal, seed_for
 
-from .cuda import need_capability
+from .cuda import nan, need_capability
 from .fp4 import E4M3_ONE, E8M0_ONE, VALUES, bits, values
 from .moe import logits, moe_excess, route, sizes
 from .question import offered
@@ -37,6 +38,7 @@ class Fp4BlockMoe:
         s, self._seed = self._sizes, seed_for(seed, "trtllm_fp4_block_scale_moe", *sorted(op.shape.items()))
         self._mx = op.options.get("format") == "mxfp4"
         self._block = 32 if self._mx else 16
+        self._columns = int(op.options.get("hidden_out", s.hidden))
         self._codes = torch.arange(s.local, device=device) % 3 + 1  # 0.5, 1 or 1.5 by expert
         self._scales = (1 / s.hidden, 1 / s.inner)
         self._weights = (self._constant(2 * s.inner, s.hidden // 2), self._constant(s.hidden, s.inner // 2))
@@ -80,6 +82,7 @@ class Fp4BlockMoe:
             output1_scale_scalar=each * self._scales[0],
             output1_scale_gate_scalar=each * self._scales[0],
             output2_scale_scalar=each * self._scales[1],
+            output=nan((tokens, self._columns), torch.bfloat16, self._device),
             **layer(self._op, s),
         )
         return output(found)
@@ -90,7 +93,7 @@ class Fp4BlockMoe:
         chosen, share = route(self._op, tokens, self._device, self._seed)
         each = table[self._codes][:, None, None]
         up = (each * self._scales[0]).expand(-1, 2 * s.inner, s.hidden)
-        down = (each * self._scales[1]).expand(-1, s.hidden, s.inner)
+        down = (each * self._scales[1]).expand(-1, self._columns, s.inner)
         x = self._activation(tokens).float() if self._mx else values(self._activation(tokens))
         between = 2.0**-8 if self._mx else 2.0**-2
         return moe_excess(out, x, (chosen, torch.full_like(share, 1 / s.top_k)), (up, down), (s.first, between))
