@@ -17,10 +17,10 @@ ARCH = {"FLASHINFER_CUDA_ARCH_LIST": "9.0a"}  # without a GPU FlashInfer must be
 pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(120)]
 
 
-@pytest.fixture(scope="module")
-def told(tuner: Tuner) -> Any:
+def said(tuner: Tuner, script: str) -> Any:
+    """The JSON on the last line of a script's output, in an interpreter that has FlashInfer."""
     done = subprocess.run(
-        [tuner.python, str(HERE / "signatures.py")],
+        [tuner.python, str(HERE / script)],
         env={**tuner.environment(), **ARCH},
         capture_output=True,
         text=True,
@@ -28,6 +28,11 @@ def told(tuner: Tuner) -> Any:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def told(tuner: Tuner) -> Any:
+    return said(tuner, "signatures.py")
 
 
 @pytest.fixture(scope="module")
@@ -100,15 +105,7 @@ def test_layers_without_block_scales_are_called_with_what_their_reference_comput
 
 @pytest.fixture(scope="module")
 def keys(tuner: Tuner) -> Any:
-    done = subprocess.run(
-        [tuner.python, str(HERE / "moe_keys.py")],
-        env={**tuner.environment(), **ARCH},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return said(tuner, "moe_keys.py")
 
 
 TRTLLM = (
