@@ -12,10 +12,11 @@ from types import SimpleNamespace
 
 import torch
 
+from pipeline.tune.judging.bench import DEFAULT, Candidate
 from pipeline.tune.judging.court import judge_op
-from pipeline.tune.judging.jury import convened
+from pipeline.tune.judging.jury import Jury, convened
 
-# Answers as the case says for this start of it: it hangs, ends at once, or does as it should.
+# Answers as the case says for this start of it: it hangs, ends at once, leaves a candidate out, or does as it should.
 STAND_IN = f"""#!{sys.executable} -IS
 import json, os, sys, time
 with open(os.environ["STARTS"], "a+") as starts:
@@ -30,6 +31,8 @@ for line in sys.stdin:
         print(json.dumps({{"release": True}}), flush=True)
     elif how == "hangs":
         time.sleep(600)
+    elif how == "mumbles":
+        print(json.dumps({{"rounds": [[[[0.0]]]]}}), flush=True)
     else:
         print(json.dumps({{"rounds": [[[[0.0], [1.0]]]]}}), flush=True)
 """
@@ -58,11 +61,30 @@ def case(words, place):
             if 1 not in jury.jurors:
                 sittings.append("none")
                 continue
-            rounds, why = jury.sit(1, [((0, 8, 0), [])], 1, lambda said: None)
+            rounds, why = jury.sit(1, [((0, 8, 0), [DEFAULT, Candidate(0, 1)])], 1, lambda said: None)
             sittings.append(why or rounds)
             if why:
                 jury.dismiss(1, f"on rank 0: {why}")
     return {"sittings": sittings, "notes": jury.notes, "starts": len(Path(os.environ["STARTS"]).read_text())}
+
+
+def bounds_of_a_release():
+    """Until when it waits for jurors that do not answer: how many different moments."""
+    until = []
+
+    def wait_until(deadline, seconds, tick):
+        until.append(deadline)
+        return {"error": "no answer"}
+
+    def deaf(number):
+        process = SimpleNamespace(kill=lambda: None)
+        return SimpleNamespace(used=True, ask=lambda request: None, wait_until=wait_until, process=process)
+
+    jury = Jury(jurors={number: deaf(number) for number in (1, 2, 3)})
+    jury.release(lambda said: None)
+    assert len(until) == 3
+    assert not jury.jurors
+    return len(set(until))
 
 
 place = Path(sys.argv[1])
@@ -70,5 +92,6 @@ stand_in = place / "juror"
 stand_in.write_text(STAND_IN)
 stand_in.chmod(0o755)
 sys.executable = str(stand_in)
-cases = ("works", "hangs works", "hangs hangs works", "hangs ends works", "ends works")
-print(json.dumps({words: case(words, place) for words in cases}))
+cases = ("works", "hangs works", "mumbles works", "hangs hangs works", "hangs ends works", "ends works")
+told = {words: case(words, place) for words in cases}
+print(json.dumps({**told, "bounds of a release": bounds_of_a_release()}))

@@ -97,17 +97,45 @@ def test_judging_goes_on_without_a_juror_that_ends(tuner: Tuner, plan: Path, tmp
 
 
 @pytest.mark.once
+def test_a_juror_that_says_something_else_is_left_out_and_its_rank_named(
+    tuner: Tuner, plan: Path, tmp_path: Path
+) -> None:
+    words = (*ON, "--jurors", "1", "--strategy", "sharded")
+    fault = "juror_leaves_a_key_out"
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *words, fault=fault, warm=False)
+    assert done.status == 0, done.stderr
+    manifest, _ = read(tmp_path / "out")
+    assert manifest.notes == ("judging went on without juror 1: on rank 1: it said something else",)
+
+
+@pytest.mark.once
+def test_ranks_that_judged_different_ops_before_agree_on_what_a_bench_takes(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    wide, narrow = make_plan().ops
+    ops = (replace(wide, buckets=(1,), ranks=(0,)), narrow)
+    plan = write_plan(make_plan(ops=ops), tmp_path / "plan.json")
+    words = ("--judge", "on", "--judge-budget", "1", "--timeout", "30")
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *words, fault="slow_bench_of_wide", rank="*")
+    assert done.status == 0, done.stderr
+
+
+@pytest.mark.once
 def test_a_juror_that_is_lost_is_started_again_before_the_next_op_and_once(tuner: Tuner, tmp_path: Path) -> None:
     words = [tuner.python, str(Path(__file__).with_name("jury_sample.py")), str(tmp_path)]
     done = subprocess.run(words, env=tuner.environment(), capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    sat, late = [[{"0": [0.0], "1": [1.0]}]], "no answer within 3 s"
+    assert told.pop("bounds of a release") == 1
+    sat, late, else_ = [[{"0": [0.0], "1": [1.0]}]], "no answer within 3 s", "it said something else"
     without, again = "judging went on without juror 1: ", "juror 1 was started again"
     assert told == {
         "works": {"sittings": [sat, sat, sat], "notes": [], "starts": 1},
         "hangs works": {
             "sittings": [late, sat, sat], "notes": [f"{without}on rank 0: {late}", again], "starts": 2,
+        },
+        "mumbles works": {
+            "sittings": [else_, sat, sat], "notes": [f"{without}on rank 0: {else_}", again], "starts": 2,
         },
         "hangs hangs works": {
             "sittings": [late, late, "none"], "notes": [f"{without}on rank 0: {late}", again, f"{without}on rank 0: {late}"],

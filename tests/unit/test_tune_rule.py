@@ -173,7 +173,7 @@ def test_every_key_has_a_reserve_and_the_total_holds() -> None:
     assert budget.told() == ""
     many = Budget(per_key=1.0, keys=10)
     assert many.allow(2) == 6.0  # of the ten, so that the other eight have half a second each
-    many.take(6.0, clear=[True, False])
+    many.take(6.0, short=[False, True])
     assert (many.allow(8), many.judged, many.undecided) == (4.0, 2, 1)
 
 
@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_not_begun_and_what_stays_undecided_is_told() -> No
     assert turn.allowed == 0.75
     assert turn.fits(0.15)
     assert not turn.fits(0.16)
-    budget.take(0.7, clear=[False])
+    budget.take(0.7, short=[True])
     budget.take(0.3)
     assert budget.told().startswith("judging: 1 of 2 keys undecided within their share of 1.0 s, of which 1.0 s were")
 

@@ -22,7 +22,9 @@ def seconds_per_key(device: str) -> float:
 
 @dataclass
 class Budget:
-    """Seconds. `building` is what making a bench took last, `undecided` counts the keys that were settled by rule."""
+    """Seconds. `building` is what making the bench of one key took last, `undecided` counts the keys that were settled
+    by rule for want of time.
+    """
 
     per_key: float
     keys: int
@@ -43,11 +45,11 @@ class Budget:
         reserve = _RESERVE * self.per_key * max(0, self.keys - self.judged - keys)
         return max(0.0, min(_SHARE * self.per_key * keys, self.total - self.spent - reserve))
 
-    def take(self, seconds: float, *, clear: Sequence[bool] = (True,)) -> None:
-        """Note what some keys took together, and of each whether it was decided."""
+    def take(self, seconds: float, *, short: Sequence[bool] = (False,)) -> None:
+        """Note what some keys took together, and of each whether there was no time to decide it."""
         self.spent += seconds
-        self.judged += len(clear)
-        self.undecided += sum(not one for one in clear)
+        self.judged += len(short)
+        self.undecided += sum(short)
 
     def told(self) -> str:
         """In words, where something was left undecided."""

@@ -25,9 +25,10 @@ from . import rule
 from .bench import DEFAULT, Candidate
 from .benches import together
 from .budget import Budget, Turn
-from .hearing import Gather, Hearing, Matter
+from .hearing import Gather, Hearing
 from .judged import Judged
 from .juror import Key
+from .matter import Matter
 from .questions import questions
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Court:
         Hearing(steps, session.device, self.budget, self.gather, matters, turn, session.jury).hold(steps.tick)
         alone = [bool(matter.error) and len(keys) > 1 for matter in matters]
         ended = [matter for matter, again in zip(matters, alone, strict=True) if not again]
-        self.budget.take(turn.elapsed, clear=[matter.clear or bool(matter.error) for matter in ended])
+        self.budget.take(turn.elapsed, short=[matter.short for matter in ended])
         for matter in ended:
             if matter.error:
                 self._leave(matter)
@@ -115,6 +116,7 @@ class Court:
         chosen = candidates[verdict.chosen]
         key = flashinfer_api.bake(self.session.tuner, first, chosen.runner, chosen.tactic)
         spent = f"undecided after {seconds:.2f} s and {len(rounds)} rounds in {len(sittings)} sittings: by rule"
+        spent += f", since it could not be timed again: {matter.stopped}" if matter.stopped else ""
         self.session.measured.judged[key] = Judged(
             time_ms=_median(rounds, verdict.chosen) if rounds else None,
             default_ms=_median(rounds, 0) if rounds else None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,63 +18,17 @@ import torch
 from pipeline.tune import flashinfer_api
 from pipeline.tune.attempt import Attempt
 from pipeline.tune.steps import Steps
-from pipeline.tune.tuner import Question
 
 from . import rule
 from .bench import Bench, Candidate
 from .benches import bench, copies_for, rounds
 from .budget import Budget, Turn
 from .jury import Jury
+from .matter import Matter, Told
 
 Gather = Callable[[Any], list[Any]]
 
 _SCREEN = 3  # rounds that find the leading candidates
-
-
-@dataclass(frozen=True)
-class Told:
-    """The candidates of a bench as the rank's step file has them."""
-
-    steps: Steps
-    attempts: Sequence[Attempt]
-
-    def now(self, number: int | None) -> None:
-        """As `Trying` has it."""
-        self.steps.attempt(None if number is None else self.attempts[number])
-
-    def often(self, numbers: Sequence[int]) -> Callable[[int], None]:
-        """As `Trying` has it."""
-        return self.steps.attempts({number: self.attempts[number] for number in numbers})
-
-
-@dataclass
-class Matter:
-    """One key before the judge, and what its hearing finds.
-
-    `where` is the op's index in the plan, the bucket, and which of the entries that answer there; `points` are the
-    token counts that the entry answers, the bucket first. `running` are the candidates that go on to the next sitting.
-    Of each sitting there are its rounds, and in `seats` whose process it was in: 0 is the rank's own. `clear` says that
-    more time would change nothing, `failed` which candidates cannot be timed, `error` why a rank could not go on.
-    """
-
-    where: tuple[int, int, int]
-    points: Sequence[Question]
-    candidates: Sequence[Candidate]
-    running: list[int] = field(default_factory=list)
-    sittings: list[list[rule.Round]] = field(default_factory=list)
-    seats: list[int] = field(default_factory=list)
-    failed: dict[int, str] = field(default_factory=dict)
-    clear: bool = False
-    error: str = ""
-
-    def sat(self, seat: int, told: Sequence[rule.Round]) -> None:
-        """Note a sitting of those that were running; drop who needs no more."""
-        self.seats.append(seat)
-        self.sittings.append([{self.running[place]: times for place, times in one.items()} for one in told])
-        if len(self.sittings) >= rule.LEAST_SITTINGS:
-            verdict = rule.settle(self.sittings, self.seats)
-            self.clear = verdict.clear
-            self.running = [number for number in self.running if number not in verdict.drop]
 
 
 @dataclass(frozen=True)
@@ -92,7 +46,7 @@ class Hearing:
     def hold(self, tick: Callable[[str], None]) -> None:
         """All sittings, none where there is no time for any."""
         self._meet()
-        if not self.turn.fits(self.budget.building):
+        if not self._time_for(self._builds(self.matters), self.matters):
             return
         for matter in self.matters:
             matter.running = list(range(len(matter.candidates)))
@@ -118,13 +72,25 @@ class Hearing:
             fastest = {c: min(math.fsum(one[c]) / len(one[c]) for one in looked) for c in matter.running}
             matter.running = rule.leading({c: math.exp(value) for c, value in fastest.items()}, processes)
         count = rule.FIRST_OF_TWO if processes > 1 else rule.FIRST
-        if not self.turn.fits(self._takes(count, [matter for matter, _ in heard])):
+        matters = [matter for matter, _ in heard]
+        if not self._time_for(self._takes(count, matters), matters):
             return False
         told = self._together(trials, [matter.running for matter, _ in heard], count)
         for (matter, _), mine in zip(heard, told, strict=True):
             matter.seats.append(0)
             matter.sittings.append(mine)
         return True
+
+    def _time_for(self, seconds: float, matters: Sequence[Matter]) -> bool:
+        """Whether these keys may take so long; they are noted as short of time where not."""
+        fits = self.turn.fits(seconds)
+        for matter in matters:
+            matter.short = not fits
+        return fits
+
+    def _builds(self, matters: Sequence[Matter]) -> float:
+        """Seconds of making a bench of each, by the last ones."""
+        return self.budget.building * len(matters)
 
     def _takes(self, count: int, matters: Sequence[Matter]) -> float:
         """Seconds of so many rounds, by the last ones."""
@@ -146,7 +112,7 @@ class Hearing:
                     matter.running = rule.contenders(matter.sittings, len(seats))
                 matter.clear = matter.clear or matter.running == [0]
             heard = [matter for matter in heard if not matter.clear]
-            if not heard or not self.turn.fits(self.budget.building + self._takes(rule.SITTING, heard)):
+            if not heard or not self._time_for(self._builds(heard) + self._takes(rule.SITTING, heard), heard):
                 return
             tick(f"{sum(len(matter.running) for matter in heard)} candidates, sitting {held}")
             seat = seats[held % len(seats)]
@@ -183,9 +149,10 @@ class Hearing:
         """A sitting with every rank's juror of that number; None where one fails, which all then do without."""
         asked = [(matter.where, [matter.candidates[one] for one in matter.running]) for matter in matters]
         mine, why = self.jury.sit(number, asked, rule.SITTING, tick)
-        said: list[tuple[list[list[rule.Round]], str]] = self.gather((mine, why))
+        place = f"on rank {self.steps.now.rank}: " if why else ""
+        said: list[tuple[list[list[rule.Round]], str]] = self.gather((mine, place + why))
         self._meet()
-        wrong = next((f"on rank {rank}: {one}" for rank, (_, one) in enumerate(said) if one), "")
+        wrong = next((one for _, one in said if one), "")
         if wrong:
             self.jury.dismiss(number, wrong)
             return None
@@ -212,7 +179,7 @@ class Hearing:
                 errors.append(f"{type(failure).__name__}: {failure}")
         failed = [dict(trial.failed) if trial else {} for trial in built]
         said = self.gather((errors, failed, time.monotonic() - began))
-        self.budget.building = max(seconds for _, _, seconds in said)
+        self.budget.building = max(seconds for _, _, seconds in said) / len(matters)
         self._meet()
         for place, matter in enumerate(matters):
             wrong = next((one[place] for one, _, _ in said if one[place]), "")
@@ -222,6 +189,7 @@ class Hearing:
                 matter.error, matter.failed = wrong, found
             if wrong or (again and found):
                 built[place] = None
+                matter.stopped = wrong or next(iter(found.values()), "")
         return built
 
     def _told(self, matter: Matter, candidates: Sequence[Candidate]) -> Told:
@@ -244,10 +212,14 @@ class Hearing:
         return _means([told for told, _ in said])
 
     def _meet(self) -> None:
-        """Agree on what these keys have taken, and what they may: the longest and the least of any rank."""
-        said = self.gather((time.monotonic() - self.turn.began, self.budget.allow(len(self.matters))))
-        self.turn.elapsed = max(elapsed for elapsed, _ in said)
-        self.turn.allowed = min(allowed for _, allowed in said)
+        """Agree on what these keys have taken and what they may, and what a bench takes: the longest and the least of
+        any rank.
+        """
+        taken, allowed = time.monotonic() - self.turn.began, self.budget.allow(len(self.matters))
+        said = self.gather((taken, allowed, self.budget.building))
+        self.turn.elapsed = max(one for one, _, _ in said)
+        self.turn.allowed = min(one for _, one, _ in said)
+        self.budget.building = max(one for _, _, one in said)  # ranks may have made their last ones for different ops
 
 
 def _means(ranks: Sequence[Sequence[Sequence[rule.Round]]]) -> list[list[rule.Round]]:

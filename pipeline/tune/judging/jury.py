@@ -35,6 +35,7 @@ GPU_JURORS = 3  # with the rank itself four processes: as many as a decision nee
 _START = 180.0  # seconds for a juror to import and to take its device, on a machine that compiles meanwhile
 _BEAT = 1.0
 _ENDED = ""
+_NONSENSE = "it said something else"
 
 Tick = Callable[[str], None]
 
@@ -64,7 +65,10 @@ class Juror:
 
     def wait(self, seconds: float, tick: Tick) -> dict[str, Any]:
         """Its next answer; `error` in it where there is none in time."""
-        deadline = time.monotonic() + seconds
+        return self.wait_until(time.monotonic() + seconds, seconds, tick)
+
+    def wait_until(self, deadline: float, seconds: float, tick: Tick) -> dict[str, Any]:
+        """The same, of `seconds` that may have begun before."""
         while True:
             tick(f"juror {self.number}")
             try:
@@ -99,15 +103,14 @@ class Jury:
 
     def ready(self, tick: Tick) -> dict[int, str]:
         """Wait until all have started; why those that did not have not, by number."""
-        return self._ready(self.jurors, _START, tick)
+        return self._unheard(READY, self.jurors, _START, tick)
 
-    def _ready(self, numbers: Collection[int], seconds: float, tick: Tick) -> dict[int, str]:
+    def _unheard(self, word: str, numbers: Collection[int], seconds: float, tick: Tick) -> dict[int, str]:
+        """Which of these do not say `word` within so many seconds for all together, and why."""
         deadline = time.monotonic() + seconds
-        answers = {number: self.jurors[number].wait(deadline - time.monotonic(), tick) for number in numbers}
+        answers = {number: self.jurors[number].wait_until(deadline, seconds, tick) for number in numbers}
         return {
-            number: str(answer.get("error", "it said something else"))
-            for number, answer in answers.items()
-            if not answer.get(READY)
+            number: str(answer.get("error", _NONSENSE)) for number, answer in answers.items() if not answer.get(word)
         }
 
     def sit(
@@ -124,10 +127,8 @@ class Jury:
         answer = juror.wait(self.patience, tick)
         if "error" in answer:
             return [], str(answer["error"])
-        return [
-            [{place: tuple(map(float, times)) for place, times in enumerate(one)} for one in told]
-            for told in answer["rounds"]
-        ], ""
+        told = _understood(answer.get("rounds"), [len(candidates) for _, candidates in keys], count)
+        return (told, "") if told else ([], _NONSENSE)
 
     def revive(self, tick: Tick) -> None:
         """Start those again, once, that were lost while they judged, and wait for them.
@@ -140,7 +141,7 @@ class Jury:
         for number in fresh:
             self.again.add(number)
             self.jurors[number] = self.start(number)
-        missing = self._ready(fresh, self.patience, tick)
+        missing = self._unheard(READY, fresh, self.patience, tick)
         for number in fresh:
             if number in missing:
                 self.dismiss(number, f"it did not start again: {missing[number]}")
@@ -158,13 +159,12 @@ class Jury:
 
     def release(self, tick: Tick) -> None:
         """Let the jurors give back what an op took: the rank may need the memory for the next."""
-        for number, juror in list(self.jurors.items()):
-            if juror.used:
-                juror.used = False
-                juror.ask({RELEASE: True})
-                answer = juror.wait(self.patience, tick)
-                if not answer.get(RELEASE):
-                    self.dismiss(number, str(answer.get("error", "it said something else")))
+        used = [number for number, juror in self.jurors.items() if juror.used]
+        for number in used:
+            self.jurors[number].used = False
+            self.jurors[number].ask({RELEASE: True})
+        for number, why in self._unheard(RELEASE, used, self.patience, tick).items():
+            self.dismiss(number, why)
 
 
 @contextlib.contextmanager
@@ -182,6 +182,17 @@ def convened(count: int, plan: Path, device: torch.device, patience: float) -> I
             return Juror(number, process, process.stdin, _follow(process.stdout))
 
         yield Jury(start, {number: start(number) for number in range(1, count + 1)}, patience)
+
+
+def _understood(said: Any, sizes: Sequence[int], count: int) -> list[list[rule.Round]]:  # noqa: ANN401 - read from JSON
+    """`count` rounds for each key, of as many candidates as it has; nothing where something else was said."""
+    try:
+        told: list[list[rule.Round]] = [
+            [{place: tuple(map(float, times)) for place, times in enumerate(one)} for one in mine] for mine in said
+        ]
+    except (TypeError, ValueError):
+        return []
+    return told if [[len(one) for one in mine] for mine in told] == [[size] * count for size in sizes] else []
 
 
 def _close(stream: IO[str]) -> None:

@@ -321,6 +321,38 @@ def juror_dies():
         _after("pipeline.tune.judging.questions", lambda module: os._exit(9))
 
 
+def juror_leaves_a_key_out():
+    """A juror answers for one key less than it was asked for; in the rank no candidate is ruled out unasked."""
+
+    def shorter(module):
+        real = module.rounds
+        module.rounds = lambda trials, count: real(trials, count)[:-1]
+
+    def all_lead(module):
+        module.leading = lambda screened, processes=1: sorted(screened)
+
+    if "pipeline.tune.judging.juror" in sys.orig_argv:
+        _after("pipeline.tune.judging.benches", shorter)
+    else:
+        judged_together()
+        _after("pipeline.tune.judging.rule", all_lead)
+
+
+def slow_bench_of_wide():
+    """To make a bench takes long for one op."""
+
+    def change(module):
+        real = module.bench
+
+        def bench(points, *words, **more):
+            time.sleep(1.5 * (tuple(points[0].inputs[1].shape) == (192, 64)))
+            return real(points, *words, **more)
+
+        module.bench = bench
+
+    _after("pipeline.tune.judging.hearing", change)
+
+
 def wrong_output():
     def change(module):
         real = module._run
@@ -465,6 +497,7 @@ def no_memory_together():
         def bench(points, candidates, device, told, bucket, **more):
             benches.append(bucket)
             if os.environ["RANK"] == "1" and benches == [1, 16]:
+                time.sleep(1)  # until rank 0's step has been read
                 raise MemoryError("planted")
             return real(points, candidates, device, told, bucket, **more)
 

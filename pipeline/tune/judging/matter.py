@@ -1,0 +1,62 @@
+"""One key before the judge: what is asked of it, what its hearing has found so far, and how its steps are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.tune.attempt import Attempt
+from pipeline.tune.steps import Steps
+from pipeline.tune.tuner import Question
+
+from . import rule
+from .bench import Candidate
+
+
+@dataclass(frozen=True)
+class Told:
+    """The candidates of a bench as the rank's step file has them."""
+
+    steps: Steps
+    attempts: Sequence[Attempt]
+
+    def now(self, number: int | None) -> None:
+        """As `Trying` has it."""
+        self.steps.attempt(None if number is None else self.attempts[number])
+
+    def often(self, numbers: Sequence[int]) -> Callable[[int], None]:
+        """As `Trying` has it."""
+        return self.steps.attempts({number: self.attempts[number] for number in numbers})
+
+
+@dataclass
+class Matter:
+    """One key before the judge, and what its hearing finds.
+
+    `where` is the op's index in the plan, the bucket, and which of the entries that answer there; `points` are the
+    token counts that the entry answers, the bucket first. `running` are the candidates that go on to the next sitting.
+    Of each sitting there are its rounds, and in `seats` whose process it was in: 0 is the rank's own. `clear` says that
+    more time would change nothing, `short` that there was no time for more, `failed` which candidates cannot be timed,
+    `error` why a rank could not begin, `stopped` why one could not time them again.
+    """
+
+    where: tuple[int, int, int]
+    points: Sequence[Question]
+    candidates: Sequence[Candidate]
+    running: list[int] = field(default_factory=list)
+    sittings: list[list[rule.Round]] = field(default_factory=list)
+    seats: list[int] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+    clear: bool = False
+    short: bool = False
+    error: str = ""
+    stopped: str = ""
+
+    def sat(self, seat: int, told: Sequence[rule.Round]) -> None:
+        """Note a sitting of those that were running; drop who needs no more."""
+        self.seats.append(seat)
+        self.sittings.append([{self.running[place]: times for place, times in one.items()} for one in told])
+        if len(self.sittings) >= rule.LEAST_SITTINGS:
+            verdict = rule.settle(self.sittings, self.seats)
+            self.clear = verdict.clear
+            self.running = [number for number in self.running if number not in verdict.drop]
