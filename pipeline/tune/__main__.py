@@ -23,7 +23,7 @@ from pipeline.contract.files import write_json
 from pipeline.contract.places import FAILURE_FILE
 
 from .arguments import parser
-from .judging.budget import seconds_per_key
+from .judging.budget import seconds_per_bucket
 from .needed import need_torch
 from .planfile import read_plan
 from .save import open_out
@@ -57,7 +57,7 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
 
         return tune_with_engine(plan, arguments.out.resolve(), max_wait=arguments.engine_max_wait)
     nproc = plan.layout.world if arguments.nproc is None else arguments.nproc
-    budget = seconds_per_key(plan.device) if arguments.judge_budget is None else arguments.judge_budget
+    budget = seconds_per_bucket(plan.device) if arguments.judge_budget is None else arguments.judge_budget
     if arguments.jurors is not None and not 0 <= arguments.jurors <= MOST_JURORS:
         raise UsageError(f"--jurors {arguments.jurors} is not between 0 and {MOST_JURORS}", hint="3 are enough")
     if not plan.ops:

@@ -160,25 +160,24 @@ def test_leading_keeps_the_default_and_the_near() -> None:
     assert leading({0: 9.0, **{c: 1 + c / 1000 for c in range(1, 12)}}) == list(range(9))
 
 
-def test_every_key_has_a_reserve_and_the_total_holds() -> None:
-    budget = Budget(per_key=1.0, keys=10)
+def test_every_bucket_has_a_reserve_and_the_total_holds() -> None:
+    budget = Budget(per_bucket=1.0, buckets=10)
     spent = []
     for _ in range(10):
         spent.append(budget.allow())
-        budget.take(spent[-1])
+        budget.take(spent[-1], short=[False, False])  # a layer of two keys per bucket
     assert spent[0] == 4.0
     assert min(spent) == 0.5
     assert sum(spent) == budget.spent == budget.total
-    assert budget.allow() == 0.0  # a layer of two keys per bucket finds nothing left, and goes by rule
-    assert budget.told() == ""
-    many = Budget(per_key=1.0, keys=10)
+    assert (budget.done, budget.judged, budget.allow(), budget.told()) == (10, 20, 0.0, "")
+    many = Budget(per_bucket=1.0, buckets=10)
     assert many.allow(2) == 6.0  # of the ten, so that the other eight have half a second each
-    many.take(6.0, short=[False, True])
+    many.take(6.0, 2, short=[False, True])
     assert (many.allow(8), many.judged, many.undecided) == (4.0, 2, 1)
 
 
 def test_what_does_not_fit_is_not_begun_and_what_stays_undecided_is_told() -> None:
-    budget = Budget(per_key=0.5, keys=2)
+    budget = Budget(per_bucket=0.5, buckets=2)
     turn = Turn(0.0, elapsed=0.6, allowed=budget.allow())
     assert turn.allowed == 0.75
     assert turn.fits(0.15)

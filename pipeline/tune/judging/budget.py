@@ -1,4 +1,4 @@
-"""How long judging may take: a bound of the whole, shared out so that no key takes what others need.
+"""How long judging may take: a bound of the whole, shared out so that no bucket takes what others need.
 
 The bound is hard but for one step: nothing is begun that, by what the last such step took, would not fit. What is
 still undecided then is settled by rule.
@@ -10,12 +10,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-GPU_SECONDS, CPU_SECONDS = 2.0, 1.0  # per key, where nothing is asked for: a GPU's clock has to be waited for
-_SHARE = 4.0  # one key may take this many times the average, while the total lasts
-_RESERVE = 0.5  # of the average is kept for each key that is still to come
+GPU_SECONDS, CPU_SECONDS = (
+    2.0,
+    1.0,
+)  # per bucket of an op, where nothing is asked for: a GPU's clock has to be waited for
+_SHARE = 4.0  # one bucket may take this many times the average, while the total lasts
+_RESERVE = 0.5  # of the average is kept for each bucket that is still to come
 
 
-def seconds_per_key(device: str) -> float:
+def seconds_per_bucket(device: str) -> float:
     """The bound for `cuda` or `cpu` that holds unless another is asked for."""
     return GPU_SECONDS if device == "cuda" else CPU_SECONDS
 
@@ -23,12 +26,14 @@ def seconds_per_key(device: str) -> float:
 @dataclass
 class Budget:
     """Seconds. `building` is what making the bench of one key took last, `undecided` counts the keys that were settled
-    by rule for want of time.
+    by rule for want of time, of all that were `judged`: one for each bucket, or several, as of a MoE layer in two
+    products. `done` counts the buckets.
     """
 
-    per_key: float
-    keys: int
+    per_bucket: float
+    buckets: int
     spent: float = 0.0
+    done: int = 0
     judged: int = 0
     undecided: int = 0
     building: float = 0.0
@@ -36,18 +41,19 @@ class Budget:
     @property
     def total(self) -> float:
         """The bound of the whole judging."""
-        return self.per_key * self.keys
+        return self.per_bucket * self.buckets
 
-    def allow(self, keys: int = 1) -> float:
-        """What the next keys may take together, so that every later one still gets its reserve; nothing where nothing
-        is left.
+    def allow(self, buckets: int = 1) -> float:
+        """What the next buckets may take together, so that every later one still gets its reserve; nothing where
+        nothing is left.
         """
-        reserve = _RESERVE * self.per_key * max(0, self.keys - self.judged - keys)
-        return max(0.0, min(_SHARE * self.per_key * keys, self.total - self.spent - reserve))
+        reserve = _RESERVE * self.per_bucket * max(0, self.buckets - self.done - buckets)
+        return max(0.0, min(_SHARE * self.per_bucket * buckets, self.total - self.spent - reserve))
 
-    def take(self, seconds: float, *, short: Sequence[bool] = (False,)) -> None:
-        """Note what some keys took together, and of each whether there was no time to decide it."""
+    def take(self, seconds: float, buckets: int = 1, *, short: Sequence[bool] = (False,)) -> None:
+        """Note what some buckets took together, and of each of their keys whether there was no time to decide it."""
         self.spent += seconds
+        self.done += buckets
         self.judged += len(short)
         self.undecided += sum(short)
 

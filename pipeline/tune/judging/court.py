@@ -28,7 +28,7 @@ from .budget import Budget, Turn
 from .hearing import Gather, Hearing
 from .judged import Judged
 from .juror import Key
-from .matter import Matter
+from .matter import Matter, buckets_of
 from .questions import questions
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Court:
         Hearing(steps, session.device, self.budget, self.gather, matters, turn, session.jury).hold(steps.tick)
         alone = [bool(matter.error) and len(keys) > 1 for matter in matters]
         ended = [matter for matter, again in zip(matters, alone, strict=True) if not again]
-        self.budget.take(turn.elapsed, short=[matter.short for matter in ended])
+        self.budget.take(turn.elapsed, buckets_of(ended), short=[matter.short for matter in ended])
         for matter in ended:
             if matter.error:
                 self._leave(matter)

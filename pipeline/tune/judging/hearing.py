@@ -24,7 +24,7 @@ from .bench import Bench, Candidate
 from .benches import bench, copies_for, rounds
 from .budget import Budget, Turn
 from .jury import Jury
-from .matter import Matter, Told
+from .matter import Matter, Told, buckets_of
 
 Gather = Callable[[Any], list[Any]]
 
@@ -215,8 +215,8 @@ class Hearing:
         """Agree on what these keys have taken and what they may, and what a bench takes: the longest and the least of
         any rank.
         """
-        taken, allowed = time.monotonic() - self.turn.began, self.budget.allow(len(self.matters))
-        said = self.gather((taken, allowed, self.budget.building))
+        taken = time.monotonic() - self.turn.began
+        said = self.gather((taken, self.budget.allow(buckets_of(self.matters)), self.budget.building))
         self.turn.elapsed = max(one for one, _, _ in said)
         self.turn.allowed = min(one for _, one, _ in said)
         self.budget.building = max(one for _, _, one in said)  # ranks may have made their last ones for different ops

@@ -60,3 +60,8 @@ class Matter:
             verdict = rule.settle(self.sittings, self.seats)
             self.clear = verdict.clear
             self.running = [number for number in self.running if number not in verdict.drop]
+
+
+def buckets_of(matters: Sequence[Matter]) -> int:
+    """How many buckets these keys of one op are for."""
+    return len({matter.where[1] for matter in matters})
