@@ -18,14 +18,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.contract.mended import BF16_MENDED, MOE_KEY_TOLD_APART, MOE_KEY_WITHOUT_RANK, TRTLLM_KEY_TOLD_APART
 from pipeline.contract.oldest import REMEDY, too_old
 
 from .problems import Problems
 
-BF16_MENDED = "0.7.4"
-MOE_KEY_TOLD_APART = "0.6.18"
-MOE_KEY_WITHOUT_RANK = "0.7.2"
-TRTLLM_KEY_TOLD_APART = "0.7.0"
 NEWEST_READ = "0.7.4"
 
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.contract.digest import sha256_json
+from pipeline.contract.mended import MOE_KEY_TOLD_APART
 from pipeline.contract.opnames import TUNED_AS, is_skipped
 from pipeline.contract.plan import MOST_RANKS, Layout, OpPlan, Plan, Untuned
 
-from .abilities import MOE_KEY_TOLD_APART, abilities
+from .abilities import abilities
 from .buckets import default_buckets, own_buckets
 from .choice import Context
 from .facts import Facts, read_facts

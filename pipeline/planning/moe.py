@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pipeline.contract.mended import MOE_KEY_WITHOUT_RANK
 from pipeline.contract.plan import OpPlan
 
-from .abilities import MOE_KEY_WITHOUT_RANK, NEWEST_READ
+from .abilities import NEWEST_READ
 from .choice import Context, NotTuned, changed, padded, unproven
 from .parts import Part
 from .quant import Kind

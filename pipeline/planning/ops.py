@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pipeline.contract.mended import BF16_MENDED
 from pipeline.contract.plan import OpPlan, Untuned
 
-from .abilities import BF16_MENDED
 from .choice import Context, NotTuned, changed, padded, unproven
 from .moe import moe_op
 from .parts import Part

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipeline.contract.mended import MOE_KEY_TOLD_APART, MOE_KEY_WITHOUT_RANK, TRTLLM_KEY_TOLD_APART
 from pipeline.contract.plan import OpPlan
 from pipeline.tune.strategy import release
 
@@ -23,18 +24,17 @@ _SHAPES = {
     "trtllm_fp8_block_scale_moe": ("experts", "hidden"),
     "trtllm_fp4_block_scale_moe": ("experts", "hidden", "top_k"),
 }
-_WITHOUT_RANK = (0, 7, 2)
 
 
 def _mended(op: OpPlan) -> str:
     """The first FlashInfer whose keys tell layers of this op apart."""
-    return "0.6.18" if op.op == "cutlass_fused_moe" else "0.7.0"
+    return MOE_KEY_TOLD_APART if op.op == "cutlass_fused_moe" else TRTLLM_KEY_TOLD_APART
 
 
 def _holds_rank(op: OpPlan, version: str) -> bool:
     """Whether each rank would ask for an entry of its own, which the others cannot agree on."""
     divided = op.op == "cutlass_fused_moe" and max(op.shape["tp"], op.shape["ep"]) > 1
-    return divided and release(_mended(op)) <= release(version) < _WITHOUT_RANK
+    return divided and release(_mended(op)) <= release(version) < release(MOE_KEY_WITHOUT_RANK)
 
 
 def clashes(ops: Sequence[OpPlan], version: str) -> list[str]:
@@ -42,7 +42,7 @@ def clashes(ops: Sequence[OpPlan], version: str) -> list[str]:
     seen: dict[tuple[object, ...], OpPlan] = {}
     found = [
         f"FlashInfer {version} writes the rank into the keys of {op.name}, so that no rank finds what another "
-        "has tuned (mended in 0.7.2)"
+        f"has tuned (mended in {MOE_KEY_WITHOUT_RANK})"
         for op in ops
         if _holds_rank(op, version)
     ]
