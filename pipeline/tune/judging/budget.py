@@ -10,10 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-GPU_SECONDS, CPU_SECONDS = (
-    2.0,
-    1.0,
-)  # per bucket of an op, where nothing is asked for: a GPU's clock has to be waited for
+# Per bucket of an op, where nothing is asked for: a GPU's clock has to be waited for.
+GPU_SECONDS, CPU_SECONDS = 2.0, 1.0
 _SHARE = 4.0  # one bucket may take this many times the average, while the total lasts
 _RESERVE = 0.5  # of the average is kept for each bucket that is still to come
 

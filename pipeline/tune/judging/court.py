@@ -27,9 +27,8 @@ from .benches import together
 from .budget import Budget, Turn
 from .hearing import Gather, Hearing
 from .judged import Judged
-from .juror import Key
 from .matter import Matter, buckets_of
-from .questions import questions
+from .questions import Key, questions
 
 if TYPE_CHECKING:
     from pipeline.tune.ops import Case

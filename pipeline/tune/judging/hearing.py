@@ -59,24 +59,23 @@ class Hearing:
             (matter, trial) for matter, trial in zip(self.matters, first, strict=True) if trial and not matter.error
         ]
         if heard:
-            tick(f"{sum(len(matter.candidates) for matter, _ in heard)} candidates")
+            matters, trials = [matter for matter, _ in heard], [trial for _, trial in heard]
+            tick(f"{sum(len(matter.candidates) for matter in matters)} candidates")
             seats = self._seats()
-            if self._first(heard, len(seats)):
-                self._sit_again([matter for matter, _ in heard], [trial for _, trial in heard], seats, tick)
+            if self._first(matters, trials, len(seats)):
+                self._sit_again(matters, trials, seats, tick)
 
-    def _first(self, heard: Sequence[tuple[Matter, Bench]], processes: int) -> bool:
+    def _first(self, matters: Sequence[Matter], trials: Sequence[Bench], processes: int) -> bool:
         """The first sitting, of those that a quick look does not rule out; whether there was time for it."""
-        trials = [trial for _, trial in heard]
-        quick = self._together(trials, [matter.running for matter, _ in heard], _SCREEN, quick=True)
-        for (matter, _), looked in zip(heard, quick, strict=True):
+        quick = self._together(trials, [matter.running for matter in matters], _SCREEN, quick=True)
+        for matter, looked in zip(matters, quick, strict=True):
             fastest = {c: min(math.fsum(one[c]) / len(one[c]) for one in looked) for c in matter.running}
             matter.running = rule.leading({c: math.exp(value) for c, value in fastest.items()}, processes)
         count = rule.FIRST_OF_TWO if processes > 1 else rule.FIRST
-        matters = [matter for matter, _ in heard]
         if not self._time_for(self._takes(count, matters), matters):
             return False
-        told = self._together(trials, [matter.running for matter, _ in heard], count)
-        for (matter, _), mine in zip(heard, told, strict=True):
+        told = self._together(trials, [matter.running for matter in matters], count)
+        for matter, mine in zip(matters, told, strict=True):
             matter.seats.append(0)
             matter.sittings.append(mine)
         return True

@@ -28,16 +28,13 @@ from pipeline.tune.tuner import ObservedTuner, Question
 
 from .bench import Bench, Candidate, Untold
 from .benches import bench, copies_for, rounds
-from .questions import questions
+from .questions import Key, questions
 
 if TYPE_CHECKING:
     from pipeline.contract.plan import Plan
     from pipeline.tune.ops import Case
 
 READY, RELEASE = "ready", "release"
-
-
-Key = tuple[int, int, int]  # the op's index in the plan, the bucket, and which of the entries that answer there
 
 
 @dataclass

@@ -29,7 +29,8 @@ from pipeline.tune.tied import starter
 
 from . import rule
 from .bench import Candidate
-from .juror import READY, RELEASE, Key
+from .juror import READY, RELEASE
+from .questions import Key
 
 GPU_JURORS = 3  # with the rank itself four processes: as many as a decision needs sittings
 _START = 180.0  # seconds for a juror to import and to take its device, on a machine that compiles meanwhile

@@ -11,6 +11,7 @@ from pipeline.tune.tuner import Question
 
 from . import rule
 from .bench import Candidate
+from .questions import Key
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,13 @@ class Told:
 class Matter:
     """One key before the judge, and what its hearing finds.
 
-    `where` is the op's index in the plan, the bucket, and which of the entries that answer there; `points` are the
-    token counts that the entry answers, the bucket first. `running` are the candidates that go on to the next sitting.
-    Of each sitting there are its rounds, and in `seats` whose process it was in: 0 is the rank's own. `clear` says that
-    more time would change nothing, `short` that there was no time for more, `failed` which candidates cannot be timed,
-    `error` why a rank could not begin, `stopped` why one could not time them again.
+    `points` are the token counts that the entry answers, the bucket first. `running` are the candidates that go on to
+    the next sitting. Of each sitting there are its rounds, and in `seats` whose process it was in: 0 is the rank's own.
+    `clear` says that more time would change nothing, `short` that there was no time for more, `failed` which candidates
+    cannot be timed, `error` why a rank could not begin, `stopped` why one could not time them again.
     """
 
-    where: tuple[int, int, int]
+    where: Key
     points: Sequence[Question]
     candidates: Sequence[Candidate]
     running: list[int] = field(default_factory=list)

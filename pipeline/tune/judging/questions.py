@@ -12,6 +12,8 @@ from pipeline.tune.tuner import ObservedTuner, Question
 if TYPE_CHECKING:
     from pipeline.tune.ops import Case
 
+Key = tuple[int, int, int]  # the op's index in the plan, the bucket, and which of the entries that answer there
+
 
 def questions(tuner: ObservedTuner, plan: Plan, op: OpPlan, case: Case, bucket: int) -> list[list[Question]]:
     """For each entry that answers at `bucket`: its question there, and at other counts that it answers.
