@@ -17,22 +17,18 @@ ARCH = {"FLASHINFER_CUDA_ARCH_LIST": "9.0a"}  # without a GPU FlashInfer must be
 pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(120)]
 
 
-def said(tuner: Tuner, script: str) -> Any:
-    """The JSON on the last line of a script's output, in an interpreter that has FlashInfer."""
-    done = subprocess.run(
-        [tuner.python, str(HERE / script)],
-        env={**tuner.environment(), **ARCH},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def said(tuner: Tuner, *words: str) -> Any:
+    """The JSON on the last line that Python prints, in an interpreter that has FlashInfer and the scripts beside this."""
+    environment = {**tuner.environment(), **ARCH}
+    environment["PYTHONPATH"] = f"{HERE}:{environment['PYTHONPATH']}"
+    done = subprocess.run([tuner.python, *words], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
 def told(tuner: Tuner) -> Any:
-    return said(tuner, "signatures.py")
+    return said(tuner, str(HERE / "signatures.py"))
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +101,7 @@ def test_layers_without_block_scales_are_called_with_what_their_reference_comput
 
 @pytest.fixture(scope="module")
 def keys(tuner: Tuner) -> Any:
-    return said(tuner, "moe_keys.py")
+    return said(tuner, str(HERE / "moe_keys.py"))
 
 
 TRTLLM = (
@@ -201,12 +197,7 @@ def test_mxfp4_layers_of_other_kinds_are_refused(tuner: Tuner) -> None:
         "        told.append(error.message)\n"
         "print(json.dumps(told))\n"
     )
-    environment = {**tuner.environment(), **ARCH}
-    environment["PYTHONPATH"] = f"{HERE}:{environment['PYTHONPATH']}"
-    done = subprocess.run([tuner.python, "-c", script], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    sizes, dtype, kind, blocks, gpu = told
+    sizes, dtype, kind, blocks, gpu = said(tuner, "-c", script)
     assert "multiples of 128, these are 192 and 128" in sizes
     assert "take bfloat16 activations" in dtype
     assert "as gpt-oss has them" in kind
@@ -226,11 +217,7 @@ def test_layers_whose_keys_collide_are_told(tuner: Tuner) -> None:
         "told += [clashes(two[:1], version) for version in ('0.6.17', '0.6.18', '0.7.1', '0.7.2.post1')]\n"
         "print(json.dumps(told))\n"
     )
-    environment = {**tuner.environment(), **ARCH}
-    environment["PYTHONPATH"] = f"{HERE}:{environment['PYTHONPATH']}"
-    done = subprocess.run([tuner.python, "-c", script], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    old, new, alone, *split = json.loads(done.stdout.splitlines()[-1])
+    old, new, alone, *split = said(tuner, "-c", script)
     assert len(old) == 1
     assert "overwrite each other" in old[0]
     assert (new, alone) == ([], [])
@@ -255,15 +242,7 @@ def test_the_other_keys_of_fp8_products_are_those_that_flashinfer_writes(tuner: 
         "asked = key(other_shapes(shapes(())))\n"
         "print(json.dumps([others, [key(shapes((1,)))], [asked], other_keys(asked)]))\n"
     )
-    done = subprocess.run(
-        [tuner.python, "-c", script],
-        env={**tuner.environment(), **ARCH},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    others, written, asked, none = json.loads(done.stdout.splitlines()[-1])
+    others, written, asked, none = said(tuner, "-c", script)
     assert others == written == asked
     assert none == []
 

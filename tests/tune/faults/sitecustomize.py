@@ -4,7 +4,6 @@ PIPELINE_TEST_FAULT names a function below; it runs in the rank PIPELINE_TEST_RA
 module that it wants to break was imported. The product knows nothing of it.
 """
 
-import contextlib
 import ctypes
 import importlib
 import importlib.abc
@@ -16,7 +15,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 
 _AT = 5  # the measurement at which something happens
 
@@ -410,80 +408,10 @@ def judged_together():
 
 
 def as_on_a_gpu():
-    """Judging goes the way of a GPU on a CPU: a graph is a list of calls, an event the time of day."""
+    """Judging goes the way of a GPU, against stand-ins for CUDA."""
+    import cuda_on_cpu
 
-    class Event:
-        def __init__(self, enable_timing):
-            self.at = 0.0
-
-        def record(self):
-            self.at = time.perf_counter()
-
-        def query(self):
-            return False
-
-        def synchronize(self):
-            pass
-
-        def elapsed_time(self, later):
-            return (later.at - self.at) * 1e3
-
-    class Graph:
-        def __init__(self):
-            self.calls = []
-
-        def replay(self):
-            for call in self.calls:
-                call()
-
-    captured = []
-
-    @contextlib.contextmanager
-    def capture(graph, pool):
-        captured.append(graph)
-        yield
-        captured.pop()
-
-    def properties(device):
-        return types.SimpleNamespace(L2_cache_size=1 << 20, total_memory=1 << 40)
-
-    cuda = types.SimpleNamespace(
-        Event=Event, CUDAGraph=Graph, graph=capture, synchronize=lambda device=None: None,
-        graph_pool_handle=lambda: (0, 0), get_device_properties=properties,
-    )  # fmt: skip
-
-    def with_cuda(module):
-        kept = ("amax", "zeros", "float32", "uint8", "int8", "Tensor", "device")
-        module.torch = types.SimpleNamespace(cuda=cuda, **{name: getattr(module.torch, name) for name in kept})
-
-    def cold(module):
-        def still(point):
-            moving = module._moving(point)
-            return [n for n, one in enumerate(point.inputs) if hasattr(one, "data_ptr") and n not in moving]
-
-        with_cuda(module)
-        module._still, module.Copies._count = still, lambda copies, size: 4
-
-    def graphs(module):
-        real = module.run
-
-        def run(point, inputs, candidate):
-            if captured:
-                captured[-1].calls.append(lambda: real(point, inputs, candidate))
-            real(point, inputs, candidate)
-
-        with_cuda(module)
-        module.run = run
-        module.calls = lambda ms, copies, points=1: 2  # fewer than copies: the cache is emptied
-
-    def benches(module):
-        def bench(points, candidates, device, trying, bucket, *, copies=None):
-            return module.GpuBench(points, candidates, device, trying, copies or module.Copies(device), both=True)
-
-        module.bench, module.copies_for = bench, module.Copies
-        module.together = lambda device, buckets: [buckets]
-
-    for name, change in {"cold": cold, "graphs": graphs, "benches": benches}.items():
+    for name, change in cuda_on_cpu.CHANGES.items():
         _after(f"pipeline.tune.judging.{name}", change)
 
 
