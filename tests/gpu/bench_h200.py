@@ -1,6 +1,6 @@
 """What one GPU of compute capability 9.0 shows: plan, tune, replay in fresh processes, and the numbers.
 
-    python -m tests.gpu.bench_h200 OUT [--smoke|--brief|--pair|--once|--octets|--large] [--seconds 520] …
+    python -m tests.gpu.bench_h200 OUT [--smoke|--brief|--pair|--three|--once|--octets|--large|--hang] [--seconds 520] …
 
 Needs torch, FlashInfer, nvcc and ninja. Every step is a process of its own with a bound; one that fails is noted and
 the next begins. OUT gets results.json, written anew after each step, log.txt, and the manifests. Plans lie beside this
@@ -290,9 +290,7 @@ def brief(bench: Bench, version: str) -> None:
 
 def pair(bench: Bench, version: str) -> None:
     """The 8B shapes in bf16 and fp8, or one of them: two judged tunes, the first measured, both compared."""
-    planned = both(read_plan("llama-3.1-8b", version))
-    ops = tuple(op for op in planned.ops if bench.only in ("", op.op))
-    plan = write(replace(planned, ops=ops), bench.work / "8b.plan.json")
+    plan = write(chosen(bench, version), bench.work / "8b.plan.json")
     tune(bench, plan, "on-1")
     tune(bench, plan, "on-2")
     compare(bench, ("on-1", "on-2"))
@@ -300,9 +298,26 @@ def pair(bench: Bench, version: str) -> None:
     measure(bench, "on-1", "on-1-untuned-counts", "--untuned")
 
 
+def three(bench: Bench, version: str) -> None:
+    """The 8B shapes in bf16 and fp8, or one of them: three judged tunes, each compared with the others, the first measured."""
+    plan = write(chosen(bench, version), bench.work / "8b.plan.json")
+    names = ("on-1", "on-2", "on-3")
+    for name in names:
+        tune(bench, plan, name)
+    measure(bench, "on-1", "on-1-tuned-counts")
+    compare(bench, names)
+    measure(bench, "on-1", "on-1-untuned-counts", "--untuned")
+
+
+def chosen(bench: Bench, version: str) -> Plan:
+    """The 8B shapes in both kinds, or in that of `--only`."""
+    planned = both(read_plan("llama-3.1-8b", version))
+    return replace(planned, ops=tuple(op for op in planned.ops if bench.only in ("", op.op)))
+
+
 def once(bench: Bench, version: str) -> None:
-    """The 8B shapes in bf16 and fp8: tuned once, judged, replayed and measured."""
-    plan = write(both(read_plan("llama-3.1-8b", version)), bench.work / "8b.plan.json")
+    """The 8B shapes in bf16 and fp8, or one of them: tuned once, judged, replayed and measured."""
+    plan = write(chosen(bench, version), bench.work / "8b.plan.json")
     tune(bench, plan, "on-1")
     bench.step("replay on-1", ["pipeline.tune.replay", "--root", bench.work / "on-1"], 60)
     bench.step("scales of shape (1,)", ["tests.gpu.scales", bench.work / "on-1"], 40)
@@ -335,7 +350,29 @@ def large(bench: Bench, version: str) -> None:
     measure(bench, "70b", "70b-untuned-counts", "--untuned")
 
 
-MODES = {"smoke": smoke, "brief": brief, "pair": pair, "once": once, "octets": octets, "large": large}
+def hang(bench: Bench, version: str) -> None:
+    """A tactic that does not return: while FlashInfer measures, in the rounds of judging, and in a juror."""
+    for fault in ("hanging_on_a_gpu", "hanging_in_rounds_on_a_gpu", "hanging_in_jurors_on_a_gpu"):
+        plan = write(small(version, 1, (1, 16, 128)), bench.work / "hang.plan.json")
+        shutil.rmtree(bench.work / fault, ignore_errors=True)
+        bench.step(f"tune, {fault}", ["pipeline.tune", plan, bench.work / fault, "--timeout", 12, *bench.words], 120,
+                   first=str(FAULTS), PIPELINE_TEST_FAULT=fault, PIPELINE_TEST_RANK="0")  # fmt: skip
+        bench.keep(fault)
+        bench.step(f"replay, {fault}", ["pipeline.tune.replay", "--root", bench.work / fault], 60)
+        used = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader")
+        bench.note(f"memory after {fault}", subprocess.run(used, capture_output=True, text=True, check=False).stdout)
+
+
+MODES = {
+    "smoke": smoke,
+    "brief": brief,
+    "pair": pair,
+    "three": three,
+    "hang": hang,
+    "once": once,
+    "octets": octets,
+    "large": large,
+}
 
 
 def main() -> None:
@@ -348,7 +385,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/bench_h200"))
     parser.add_argument("--workspace", type=Path, help="where modules are compiled (default: below --work)")
     parser.add_argument("--words", default="", help="more words for every tuning, such as '--judge-budget 2'")
-    parser.add_argument("--only", choices=("mm_bf16", "bmm_fp8"), default="", help="of --pair, --octets: these alone")
+    parser.add_argument(
+        "--only", choices=("mm_bf16", "bmm_fp8"), default="", help="of --pair, --three, --once, --octets: these alone"
+    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     options.work.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,8 @@ to OUT as it is found; one step that fails does not stop the others. Variables:
     stage       tuned in a build stage; the same again; verify; entry point; explain --live
     container   tuned in a container
     start       from `docker run` to the end of a first pass: a tuned, c on defaults, b nothing baked, the floor
-    block       with several ranks: the tensor-parallel block in the image, tuned, untuned, and tuning at its start
+    block       with several ranks: the tensor-parallel block in the image, tuned, untuned, tuning at its start, and that
+                with the modules gone too
     retune      the image tuned again, and its cache grafted onto an image that has none
 """
 
@@ -224,15 +225,20 @@ class Host:
             return
         nothing = {"PIPELINE_AUTOTUNE_CACHE_DIR": "/nowhere"}
         torchrun = ["python3", "-m", "torch.distributed.run", *HERE, f"--nproc-per-node={self.ranks}"]
-        for name, mode, environment in (
-            ("tuned", "tuned", {}),
-            ("defaults", "default", nothing),
-            ("tuning", "tune", nothing),
-        ):
-            options = {"environment": {**environment, **LOOPBACK}, **self.gpus.options()}
-            runs = [start(self.client, TUNED, [*torchrun, "/tmp/tp_block.py", mode], [BLOCK], options)
-                    for _ in range(min(3, self.repeats))]  # fmt: skip
-            self.record.put(f"block, {name}", medians(runs))
+        self._bare()
+        ways = (
+            ("tuned", TUNED, "tuned", {}),
+            ("defaults", TUNED, "default", nothing),
+            ("tuning", TUNED, "tune", nothing),
+            ("nothing baked, tuning", BARE, "tune", nothing),
+        )
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _, _ in ways}
+        for _ in range(min(3, self.repeats)):  # in turn, so that a change of the host hits all alike
+            for name, image, mode, environment in ways:
+                options = {"environment": {**environment, **LOOPBACK}, **self.gpus.options()}
+                runs[name].append(start(self.client, image, [*torchrun, "/tmp/tp_block.py", mode], [BLOCK], options))
+        for name, own in runs.items():
+            self.record.put(f"block, {name}", medians(own))
 
     def retune(self) -> None:
         """The image tuned again, and a cache onto an image that has none."""

@@ -573,6 +573,55 @@ def _hang(when):
         ctypes.PyDLL(None).pause()
 
 
+_CYCLES = 1 << 39  # of a kernel that spins: some five minutes
+
+
+def hanging_on_a_gpu():
+    """A tactic of cuBLAS does not return from the GPU at 16 tokens, where FlashInfer measures it."""
+
+    def change(module):
+        real = module.ObservedTuner._profile_single_kernel
+
+        def measure(self, runner, inputs, tactic, tuning_config, **more):
+            _spin("Cublas" in type(runner).__name__ and tactic == 1 and len(inputs[0]) == 16)
+            return real(self, runner, inputs, tactic, tuning_config, **more)
+
+        module.ObservedTuner._profile_single_kernel = measure
+
+    if "pipeline.tune.judging.juror" not in sys.orig_argv:
+        _after("pipeline.tune.tuner", change)
+
+
+def hanging_in_rounds_on_a_gpu():
+    """The first tactic of cuBLAS does not return at 16 tokens, in the rounds of judging alone."""
+
+    def change(module):
+        real = module.GpuBench.queue
+
+        def queue(self, number, place, turn):
+            point, candidate = self._points[place], self._candidates[number]
+            name = type(point.runners[candidate.runner]).__name__
+            _spin("Cublas" in name and candidate.tactic == 0 and len(point.inputs[0]) == 16)
+            return real(self, number, place, turn)
+
+        module.GpuBench.queue = queue
+
+    _after("pipeline.tune.judging.graphs", change)
+
+
+def hanging_in_jurors_on_a_gpu():
+    """The same in jurors alone."""
+    if "pipeline.tune.judging.juror" in sys.orig_argv:
+        hanging_in_rounds_on_a_gpu()
+
+
+def _spin(when):
+    if when:
+        import torch
+
+        torch.cuda._sleep(_CYCLES)
+
+
 def device_lost():
     """A tactic fails and leaves no GPU behind."""
 
