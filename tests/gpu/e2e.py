@@ -237,8 +237,7 @@ class Host:
             for name, image, mode, environment in ways:
                 options = {"environment": {**environment, **LOOPBACK}, **self.gpus.options()}
                 runs[name].append(start(self.client, image, [*torchrun, "/tmp/tp_block.py", mode], [BLOCK], options))
-        for name, own in runs.items():
-            self.record.put(f"block, {name}", medians(own))
+                self.record.put(f"block, {name}", medians(runs[name]))
 
     def retune(self) -> None:
         """The image tuned again, and a cache onto an image that has none."""
