@@ -196,6 +196,10 @@ def test_judged_token_counts_are_those_that_the_bucket_answers() -> None:
     assert judged_tokens(op, down, 512) == [512]
     assert judged_tokens(op, up, 1) == [1]
     assert judged_tokens(op, up, 2) == [2]
+    wide = OpPlan("x", "bmm_fp8", {"n": 1, "k": 1}, {}, (8, 15, 16, 24, 2560, 3072))
+    assert judged_tokens(wide, up, 3072) == [3072, 2668, 2800, 2954]  # the middle one as servers pad
+    assert judged_tokens(wide, up, 15) == [15, 9, 11, 13]  # none is there
+    assert judged_tokens(wide, down, 16) == [16, 18, 20, 22]
     exact = OpPlan("x", "mm_bf16", {"n": 1, "k": 1}, {}, (1, 2, 256, 512), options={"hits": "exact"})
     assert judged_tokens(exact, up, 512) == [512]
 
