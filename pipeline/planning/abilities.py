@@ -32,7 +32,6 @@ class Abilities:
 
     exact_only: bool
     cudnn_bf16_found_again: bool
-    moe_keys_differ: bool
     moe_keys_hold_rank: bool
     trtllm_keys_hold_layout: bool
 
@@ -52,7 +51,7 @@ def abilities(version: str, problems: Problems) -> Abilities:
         pinned = Version(version)
     except InvalidVersion:
         problems.add(f"FlashInfer version {version!r} is not a version", "write it as in 0.6.16.post3")
-        return Abilities(True, False, False, False, False)
+        return Abilities(True, False, False, False)
     if refusal := too_old(version, pinned.release):  # the ranks would say so, after all has been built
         problems.add(refusal, REMEDY)
     mended = pinned >= Version(BF16_MENDED)
@@ -60,7 +59,6 @@ def abilities(version: str, problems: Problems) -> Abilities:
     return Abilities(
         exact_only=not mended,
         cudnn_bf16_found_again=mended,
-        moe_keys_differ=apart,
         moe_keys_hold_rank=apart and pinned < Version(MOE_KEY_WITHOUT_RANK),
         trtllm_keys_hold_layout=pinned >= Version(TRTLLM_KEY_TOLD_APART),
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from pipeline.contract.clashes import mended, overwriting
 from pipeline.contract.digest import sha256_json
-from pipeline.contract.mended import MOE_KEY_TOLD_APART
 from pipeline.contract.opnames import TUNED_AS, is_skipped
 from pipeline.contract.plan import MOST_RANKS, Layout, OpPlan, Plan, Untuned
 
@@ -47,22 +47,14 @@ def _merged(planned: Sequence[OpPlan]) -> tuple[OpPlan, ...]:
 
 
 def _told_apart(planned: Sequence[OpPlan], version: str) -> tuple[list[OpPlan], list[Untuned]]:
-    """Refuse MoE layers that one file cannot hold: different layers of equal shapes, where keys are shapes alone."""
-    keys: dict[tuple[int, ...], set[str]] = {}
-    for op in planned:
-        if op.op == "cutlass_fused_moe":
-            keys.setdefault(_file_key(op), set()).add(sha256_json(op.meaning()))
-    clash = {key for key, meanings in keys.items() if len(meanings) > 1}
-    lost = [op for op in planned if op.op == "cutlass_fused_moe" and _file_key(op) in clash]
-    reason = (
-        f"FlashInfer {version} writes only tensor shapes into this op's keys, so that these layers would overwrite "
-        f"each other; {MOE_KEY_TOLD_APART} tells them apart"
-    )
-    return [op for op in planned if op not in lost], [Untuned(op.name, reason) for op in lost]
-
-
-def _file_key(op: OpPlan) -> tuple[int, ...]:
-    return tuple(op.shape[name] for name in ("local_experts", "intermediate", "hidden"))
+    """Refuse MoE layers that one file cannot hold: different layers whose keys are the same."""
+    lost = {op.name: op for pair in overwriting(planned, version) for op in pair}
+    reasons = {
+        name: f"FlashInfer {version} writes only tensor shapes into this op's keys, so that these layers would "
+        f"overwrite each other; {mended(op)} tells them apart"
+        for name, op in lost.items()
+    }
+    return [op for op in planned if op.name not in lost], [Untuned(name, why) for name, why in reasons.items()]
 
 
 def _near(word: str, known: Sequence[str]) -> str:
@@ -180,9 +172,7 @@ def make_plan(
         untuned += left
     planned, skipped = _asked_for(planned, [u.name for u in untuned], ops, skip_ops, problems)
     problems.check()
-    lost: list[Untuned] = []
-    if not able.moe_keys_differ:
-        planned, lost = _told_apart(planned, flashinfer_version)
+    planned, lost = _told_apart(planned, flashinfer_version)
     untuned = [*untuned, *lost, *skipped, *left_beside(facts)]
     if not planned:
         raise _nothing(facts, target, untuned)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pipeline.contract.clashes import clashes
 from pipeline.contract.errors import TuningError, UsageError
 from pipeline.contract.files import write_whole
 from pipeline.contract.manifest import Module
@@ -30,7 +31,6 @@ from .cpu_shim import CPU_KNOBS
 from .device import shared_note, take_device
 from .judging.jury import GPU_JURORS, Jury
 from .ops import adapter_of
-from .ops.clashes import clashes
 from .planfile import read_plan
 from .previous import Earlier, find_earlier
 from .ranks import Ranks, join

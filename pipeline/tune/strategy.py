@@ -8,13 +8,13 @@ sharded       op by bucket is dealt out, each rank measures its share, all resul
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from pipeline.contract.digest import canonical_json
 from pipeline.contract.errors import UsageError
+from pipeline.contract.mended import release
 from pipeline.contract.oldest import REMEDY, too_old
 from pipeline.contract.plan import OpPlan, Plan
 
@@ -41,12 +41,6 @@ class Strategy:
     def in_step(self) -> bool:
         """Whether the ranks measure each tactic together."""
         return self.name == SYNCHRONIZED
-
-
-def release(version: str) -> tuple[int, ...]:
-    """The numbers of a version: `0.6.16.post3` is (0, 6, 16)."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def check_version(version: str) -> None:

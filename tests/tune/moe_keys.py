@@ -23,11 +23,11 @@ from flashinfer import fused_moe
 from flashinfer.autotuner import AutoTuner
 from flashinfer.fused_moe import core
 
+from pipeline.contract.clashes import clashes
 from pipeline.contract.opnames import TUNED_AS
 from pipeline.contract.plan import OpPlan
 from pipeline.tune import flashinfer_api
 from pipeline.tune.ops import adapter_of
-from pipeline.tune.ops.clashes import clashes
 from pipeline.tune.ops.trtllm_moe import layer
 
 CPU = torch.device("cpu")

@@ -208,7 +208,7 @@ def test_mxfp4_layers_of_other_kinds_are_refused(tuner: Tuner) -> None:
 def test_layers_whose_keys_collide_are_told(tuner: Tuner) -> None:
     script = (
         "from signatures import MOE, PLANS\n"
-        "from pipeline.tune.ops.clashes import clashes\n"
+        "from pipeline.contract.clashes import clashes\n"
         "import json\n"
         "two = [p for p in PLANS if p.op == 'cutlass_fused_moe' and 'format' not in p.options]\n"
         "from dataclasses import replace\n"

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from pipeline.contract.errors import UsageError
+from pipeline.contract.mended import release
 from pipeline.contract.plan import OpPlan
 from pipeline.tune import flashinfer_api
-from pipeline.tune.strategy import release
 
 
 class OpNotHere(UsageError):

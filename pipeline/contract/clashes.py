@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.contract.mended import MOE_KEY_TOLD_APART, MOE_KEY_WITHOUT_RANK, TRTLLM_KEY_TOLD_APART
-from pipeline.contract.plan import OpPlan
-from pipeline.tune.strategy import release
+from .mended import MOE_KEY_TOLD_APART, MOE_KEY_WITHOUT_RANK, TRTLLM_KEY_TOLD_APART, release
+from .plan import OpPlan
 
 _SHAPES = {
     "cutlass_fused_moe": ("local_experts", "hidden", "intermediate"),
@@ -26,7 +25,7 @@ _SHAPES = {
 }
 
 
-def _mended(op: OpPlan) -> str:
+def mended(op: OpPlan) -> str:
     """The first FlashInfer whose keys tell layers of this op apart."""
     return MOE_KEY_TOLD_APART if op.op == "cutlass_fused_moe" else TRTLLM_KEY_TOLD_APART
 
@@ -34,26 +33,33 @@ def _mended(op: OpPlan) -> str:
 def _holds_rank(op: OpPlan, version: str) -> bool:
     """Whether each rank would ask for an entry of its own, which the others cannot agree on."""
     divided = op.op == "cutlass_fused_moe" and max(op.shape["tp"], op.shape["ep"]) > 1
-    return divided and release(_mended(op)) <= release(version) < release(MOE_KEY_WITHOUT_RANK)
+    return divided and release(mended(op)) <= release(version) < release(MOE_KEY_WITHOUT_RANK)
+
+
+def overwriting(ops: Sequence[OpPlan], version: str) -> list[tuple[OpPlan, OpPlan]]:
+    """Pairs of different layers whose entries would overwrite each other in this FlashInfer."""
+    seen: dict[tuple[object, ...], OpPlan] = {}
+    found = []
+    for op in ops:
+        if op.op not in _SHAPES or release(version) >= release(mended(op)):
+            continue
+        key = (op.op, op.options.get("format"), *(op.shape[name] for name in _SHAPES[op.op]))
+        other = seen.setdefault(key, op)
+        if {**other.meaning(), "ranks": []} != {**op.meaning(), "ranks": []}:
+            found.append((other, op))
+    return found
 
 
 def clashes(ops: Sequence[OpPlan], version: str) -> list[str]:
-    """Pairs of layers whose entries would overwrite each other in this FlashInfer; layers that no two ranks share."""
-    seen: dict[tuple[object, ...], OpPlan] = {}
+    """What is wrong with these layers in this FlashInfer, a line each; layers that no two ranks share among them."""
     found = [
         f"FlashInfer {version} writes the rank into the keys of {op.name}, so that no rank finds what another "
         f"has tuned (mended in {MOE_KEY_WITHOUT_RANK})"
         for op in ops
         if _holds_rank(op, version)
     ]
-    for op in ops:
-        if op.op not in _SHAPES or release(version) >= release(_mended(op)):
-            continue
-        key = (op.op, op.options.get("format"), *(op.shape[name] for name in _SHAPES[op.op]))
-        other = seen.setdefault(key, op)
-        if other is not op:
-            found.append(
-                f"{other.name} and {op.name} have equal shapes: in FlashInfer {version} their entries overwrite "
-                f"each other (mended in {_mended(op)})"
-            )
-    return found
+    return found + [
+        f"{other.name} and {op.name} have equal shapes: in FlashInfer {version} their entries overwrite "
+        f"each other (mended in {mended(op)})"
+        for other, op in overwriting(ops, version)
+    ]
