@@ -24,7 +24,7 @@ _SMALL, _PLACES = 4 << 20, 4  # bytes of an activation that is moved about, and 
 def evict(device: torch.device) -> None:
     """Let the device read so much that nothing older is left in its L2 cache, without waiting; nothing is written.
 
-    On an H200 that would be 120 MB, some 40 µs (not run on a GPU).
+    On an H200 that is 120 MB.
     """
     much, result = _much(device)
     torch.amax(much, dim=0, out=result)

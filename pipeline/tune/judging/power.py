@@ -36,6 +36,9 @@ class Stage(Protocol[Mark]):
     def ms(self) -> Sequence[float]:
         """About what one sample of each point takes, in milliseconds."""
 
+    def wake(self) -> None:
+        """Until the device is awake: nothing that is timed is the first that it does for this process."""
+
     def queue(self, number: int, place: int, turn: int) -> Mark:
         """Begin a sample of a candidate at a point, after all that were begun before."""
 
@@ -134,6 +137,8 @@ def rounds(
     parts: Sequence[Part[Mark]], count: int, *, both: bool, sleep: Callable[[float], None] = time.sleep
 ) -> list[list[Round]]:
     """`count` rounds of each key's candidates: all points at rest; where `both`, then all points under load."""
+    for stage, _ in parts[:1]:
+        stage.wake()
     timer = _Timer(parts, sleep)
     rested = timer.at_rest(count, cool=both)
     if not both:
