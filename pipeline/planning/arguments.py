@@ -79,6 +79,8 @@ def _backends(text: str, problems: Problems) -> dict[str, tuple[str, ...]]:
         chosen = tuple(dict.fromkeys(name for name in names.split("+") if name))
         if not equals or not chosen:
             problems.add(f"--backends {word} names no backend", "write it as mm_bf16=cublaslt+tinygemm")
+        elif op in found:
+            problems.add(f"--backends names {op} twice", f"write it as {op}={'+'.join((*found[op], *chosen))}")
         else:
             found[op] = chosen
     return found

@@ -41,11 +41,13 @@ def bundled_names() -> list[str]:
 
 def _load(path: Path) -> Mapping[str, Any]:
     try:
-        if path.stat().st_size > LARGEST_FILE:
+        with path.open("rb") as stream:
+            data = stream.read(LARGEST_FILE + 1)  # a device has no size, and may never end
+        if len(data) > LARGEST_FILE:
             raise ModelUnreadable(
                 f"{path} is too large for a config.json", hint="MODEL takes a config.json, not weights"
             )
-        value = json.loads(path.read_bytes())
+        value = json.loads(data)
     except json.JSONDecodeError as error:
         raise ModelUnreadable(
             f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}", hint="download the model's config.json again"

@@ -6,6 +6,7 @@ Formats read: `fp8` (with and without `weight_block_size`), `fbgemm_fp8`, `model
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,7 +65,7 @@ def other(label: str) -> Scheme:
 
 @dataclass(frozen=True)
 class Modules:
-    """A set of modules: dotted parts of their names, `*` and `?` as in a shell, or `re:` and an expression."""
+    """A set of modules: dotted parts of their names, `*`, `?` and `[…]` as in a shell, or `re:` and an expression."""
 
     patterns: tuple[str, ...] = ()
 
@@ -73,24 +74,21 @@ class Modules:
         return frozenset(p for p in self.patterns if not p.startswith("re:") and not re.search(r"[*?\[]", p))
 
     @cached_property
+    def _globs(self) -> re.Pattern[str] | None:
+        # the standard library's translation takes no star back, so that no pattern can keep us busy for ever
+        found = [p for p in self.patterns if p not in self._plain and not p.startswith("re:")]
+        return re.compile("|".join(map(fnmatch.translate, found))) if found else None
+
+    @cached_property
     def expressions(self) -> tuple[re.Pattern[str], ...]:
-        """The patterns that are no plain names, compiled; raises `re.error`."""
-        found = []
-        for pattern in self.patterns:
-            if pattern in self._plain:
-                continue
-            if pattern.startswith("re:"):
-                found.append(re.compile(pattern[3:]))
-            else:
-                inner = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
-                found.append(re.compile(rf"(?:.*\.)?{inner}(?:\..*)?$"))
-        return tuple(found)
+        """The patterns that begin with `re:`, compiled; raises `re.error`."""
+        return tuple(re.compile(pattern[3:]) for pattern in self.patterns if pattern.startswith("re:"))
 
     def __contains__(self, name: str) -> bool:
-        if self._plain:
+        if self._plain or self._globs:
             parts = name.split(".")
-            spans = (".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1))
-            if not self._plain.isdisjoint(spans):
+            spans = [".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)]
+            if not self._plain.isdisjoint(spans) or (self._globs and any(map(self._globs.match, spans))):
                 return True
         return any(expression.match(name) for expression in self.expressions)
 
@@ -226,7 +224,8 @@ def read_quantization(config: Mapping[str, object], problems: Problems) -> Quant
         for key in ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
         for name in _strings(value.get(key))
     ]
-    for pattern in ignored:
+    groups = _groups(method, value)
+    for pattern in (*ignored, *(pattern for targets, _ in groups if targets for pattern in targets.patterns)):
         try:
             _ = Modules((pattern,)).expressions
         except re.error as error:
@@ -236,4 +235,4 @@ def read_quantization(config: Mapping[str, object], problems: Problems) -> Quant
     if problems.found:
         return Quantization()
     listed = Modules(tuple(ignored))
-    return Quantization(_groups(method, value), listed, experts_only=method == "mxfp4", towers=bool(towers))
+    return Quantization(groups, listed, experts_only=method == "mxfp4", towers=bool(towers))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from pipeline.contract.places import ENV_WORKSPACE
+
 # NCCL (src/misc/shmutils.cc) and torch's loaders name /dev/shm or a shared memory segment; CUDA's and torch's own
 # words are those of cudaGetErrorString.
 _CAUSES = (
@@ -13,6 +15,10 @@ _CAUSES = (
                    r"(no space left|bus error|error while creating|failed to (extend|open|create))[^\n]*"
                    r"(/dev/shm|shared memory)"),
         "shared memory is too small for NCCL: a container needs --shm-size=1g or more, or --ipc=host",
+    ),
+    (
+        re.compile(r"(?i)no space left on device|disk quota exceeded"),
+        f"free room on that disk; {ENV_WORKSPACE} moves what ranks write, and what they compile",
     ),
     (
         re.compile(r"(?i)out of memory|CUBLAS_STATUS_ALLOC_FAILED"),

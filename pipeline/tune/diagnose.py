@@ -77,7 +77,7 @@ def _lost(now: Situation, details: list[str]) -> RankLost | None:
     if now.launcher is not None and now.launcher < 0 and not killed:
         how = f"the launcher of the ranks was ended by {blame.signal_name(now.launcher)}"
         return RankLost(f"{how} at: {now.ranks[0].place}", details=[*now.tail, *details], hint=hint)
-    gone = killed or [s for s in ranks if s.step and not s.process and not s.failure and s.step.state == "running"]
+    gone = killed or [s for s in ranks if s.step and not s.process and not s.failure and s.step.state != "done"]
     if not gone:
         return None
     status = gone[0].status or 0

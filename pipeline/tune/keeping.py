@@ -22,8 +22,8 @@ def keep(session: Session, index: int, buckets: Sequence[int], gather: Callable[
     """Write the finished buckets of an op, once the ranks that measured it agree; the first of them writes.
 
     Raises `CoverageMissing` where the tuning left a hole and `TacticsDiffer` where ranks chose differently, which
-    would otherwise be found at the end. Independent ranks keep nothing: what they choose is worth nothing until all
-    have chosen.
+    would otherwise be found at the end. Where the file cannot be written, a note says so. Independent ranks keep
+    nothing: what they choose is worth nothing until all have chosen.
     """
     place = session.options.state
     if place is None or session.strategy.name == INDEPENDENT:
@@ -43,4 +43,7 @@ def keep(session: Session, index: int, buckets: Sequence[int], gather: Callable[
             "blocked": [b for b in session.blocked if b["op"] == op.name and b["bucket"] in buckets],
         }
         name = f"{terms(session.plan, op, session.deciding())}-{sha256_json(list(buckets))[:8]}.json"
-        write_json(place / name, {"sha256": sha256_json(json.loads(json.dumps(body))), "body": body})
+        try:
+            write_json(place / name, {"sha256": sha256_json(json.loads(json.dumps(body))), "body": body})
+        except OSError as error:  # a full disk: what is lost is lost only to a run that takes up this one
+            session.unkept = f"finished ops could not be kept in --state: {error.strerror}"

@@ -7,6 +7,7 @@ that hangs is seen.
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import json
 import os
@@ -21,12 +22,14 @@ from typing import Any
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.exits import Exit
 from pipeline.contract.files import write_json
-from pipeline.contract.places import CACHE_FILE
+from pipeline.contract.places import CACHE_FILE, ENV_WORKSPACE
 
 from .steps import Steps, step_path
 from .tied import tie
 
 _FAREWELL_SECONDS = 30.0  # how long a failed rank waits to be ended by its supervisor
+_RESERVE = 16 << 10  # bytes kept for a rank's failure, which is to be told on a full disk too
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CollectiveFailed(BaseException):
@@ -96,29 +99,36 @@ def live(rank: int, work: Path, body: Callable[[Steps], None]) -> int:
     The caller ends the process with `os._exit`: torch's and gloo's own shutdown can wait for a rank that is gone.
     """
     tie()
+    reserve = work / f"rank-{rank}.reserve"
     with stack_path(work, rank).open("w", encoding="utf-8") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         steps = Steps(step_path(work, rank), rank)
         try:
+            reserve.write_bytes(b" " * _RESERVE)
             body(steps)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor must hear of it
-            failure = _describe(rank, error)
+            failure = _describe(rank, error, steps.now.told())
         else:
             steps.end("done")
             return int(Exit.OK)
         steps.end("failed")
+        reserve.unlink(missing_ok=True)
         write_json(failure_path(work, rank), asdict(failure))
         time.sleep(_FAREWELL_SECONDS)
         return failure.exit_code
 
 
-def _describe(rank: int, error: BaseException) -> RankFailure:
+def _describe(rank: int, error: BaseException, place: str) -> RankFailure:
     if isinstance(error, PipelineError):
         return RankFailure(rank, "refused", int(error.exit_code), error.message, error.hint, error.details)
     if isinstance(error, CollectiveFailed):
         return RankFailure(rank, "collective", int(Exit.TUNING), str(error))
     if isinstance(error, DeviceLost):
         return RankFailure(rank, "device", int(Exit.TUNING), str(error))
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        where = f" ({error.filename})" if error.filename else ""
+        hint = f"nothing was saved; free room on that disk, or set {ENV_WORKSPACE} to a folder of another"
+        return RankFailure(rank, "refused", int(Exit.USAGE), f"{os.strerror(error.errno)}{where} at: {place}", hint)
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
     return RankFailure(rank, "bug", int(Exit.BUG), f"{type(error).__name__}: {error}", details=tuple(lines))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import UsageError
-from pipeline.contract.files import write_json
+from pipeline.contract.files import alone, write_json
 from pipeline.contract.key import Key
 from pipeline.contract.manifest import FileFacts, Manifest
 from pipeline.contract.places import CACHE_FILE, FAILURE_FILE, MANIFEST_FILE
@@ -74,20 +74,22 @@ def publish(out: Path, key: Key, cache_file: Path, manifest: Manifest, more: Map
         made.chmod(0o755)
         _sync(made / CACHE_FILE)
         _sync(made)
-        _replace(made, parent / key.hash)
+        put_in_place(made, parent / key.hash)
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return parent / key.hash
 
 
-def _replace(made: Path, place: Path) -> None:
-    if place.exists():
-        old = Path(tempfile.mkdtemp(dir=place.parent, prefix=".old-"))
-        place.rename(old / place.name)
-        made.rename(place)
-        shutil.rmtree(old)
-    else:
-        made.rename(place)
+def put_in_place(made: Path, place: Path) -> None:
+    """Rename `made` to `place`, whose earlier content is removed; another tune that ends now waits its turn."""
+    with alone(place.parent, lambda: None):
+        if place.exists():
+            old = Path(tempfile.mkdtemp(dir=place.parent, prefix=".old-"))
+            place.rename(old / place.name)
+            made.rename(place)
+            shutil.rmtree(old)
+        else:
+            made.rename(place)
 
 
 def _sync(path: Path) -> None:

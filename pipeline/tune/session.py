@@ -103,6 +103,7 @@ class Session:
     strategy: Strategy = field(default_factory=lambda: Strategy(SYNCHRONIZED, ""))
     began_with: frozenset[str] = frozenset()  # keys of the entries that all ranks were given
     jury: Jury = field(default_factory=Jury)
+    unkept: str = ""  # why this rank could not keep what it had finished
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

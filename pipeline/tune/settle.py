@@ -82,7 +82,7 @@ def check_saved(session: Session) -> tuple[Path, list[Covered]]:
     session.seconds = time.monotonic() - session.began
     undecided = session.budget.told() if session.budget is not None else ""
     said: list[tuple[float, dict[int, list[Covered]], list[dict[str, Any]], list[str]]] = ranks.gather(
-        (session.seconds, rows, session.blocked, [*session.jury.notes, undecided])
+        (session.seconds, rows, session.blocked, [*session.jury.notes, session.unkept, undecided])
     )
     session.notes += dict.fromkeys(note for _, _, _, notes in said for note in notes if note)
     session.facts = [

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,9 +46,11 @@ class Kept:
 
 
 def open_state(place: Path) -> Path:
-    """Make the directory; raise `StateUnusable`."""
+    """Make the directory and see that it can be written to, before anything is tuned; raise `StateUnusable`."""
     try:
         place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place):
+            pass
     except OSError as error:
         raise StateUnusable(f"--state {place}: {error.strerror}", hint="name a writable directory") from error
     return place.resolve()

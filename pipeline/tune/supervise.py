@@ -13,7 +13,10 @@ Standard library only.
 from __future__ import annotations
 
 import contextlib
+import errno
+import mmap
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -192,7 +195,8 @@ def supervise(crew: Crew, commands: Sequence[tuple[Sequence[str], Mapping[str, s
         states = look(crew.work, crew.ranks, launcher=tells, unheard=unheard)
         if not crew.launched:  # the ranks are our own processes: nobody else has to tell how one ended
             states = [replace(state, status=p.poll()) for state, p in zip(states, processes, strict=True)]
-        situation = Situation(states, bound or None, ended, _tail(said), crew.ops, crew.patience, held)
+        tail = (*_tail(said), *_no_room(crew.work))
+        situation = Situation(states, bound or None, ended, tail, crew.ops, crew.patience, held)
         end(crew.work, crew.ranks)
         raise diagnose(situation)
 
@@ -255,6 +259,12 @@ def _overdue(crew: Crew, steps: Sequence[RankStep | None], elapsed: float) -> fl
 def _all_done(crew: Crew) -> bool:
     """Whether every rank of this node has said that it is done."""
     return all((step := read_step(crew.work, rank)) is not None and step.state == "done" for rank in crew.ranks)
+
+
+def _no_room(work: Path) -> tuple[str, ...]:
+    """The line that a rank could not write: where it tells how it ends, there is no room for a page."""
+    room = shutil.disk_usage(work)
+    return (f"{os.strerror(errno.ENOSPC)}: {work}",) if room.total and room.free < mmap.PAGESIZE else ()
 
 
 def _tail(said: Path) -> tuple[str, ...]:

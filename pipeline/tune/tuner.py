@@ -6,6 +6,7 @@ Each override calls the real method and hands its result on. In a replay a measu
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -13,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from pipeline.cache.otherkeys import other_shapes
+from pipeline.contract.errors import UsageError
 
 from . import flashinfer_api
 from .attempt import Attempt
@@ -20,7 +22,13 @@ from .guard import OUT_OF_MEMORY, TacticCrashed, TacticOutOfMemory, guarded, pre
 
 _at = flashinfer_api.load()
 
+BLOCKLIST = "FLASHINFER_TACTICS_BLOCKLIST"  # FlashInfer's variable
+
 Theirs: TypeAlias = Any  # an argument or a result of FlashInfer's, which has no types
+
+
+class BlocklistUnreadable(UsageError):
+    """The user's own list of tactics to leave out is not one that FlashInfer reads."""
 
 
 class ReplayMeasured(Exception):
@@ -106,7 +114,15 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
         on_try: Callable[[Attempt | None, str], None] | None = None,
         forbid: bool = False,
     ) -> None:
-        super().__init__(**knobs)
+        try:
+            super().__init__(**knobs)
+        except Exception as error:
+            if not (named := os.environ.get(BLOCKLIST)):
+                raise
+            raise BlocklistUnreadable(
+                f"FlashInfer cannot read {BLOCKLIST}={named}: {type(error).__name__}: {error}",
+                hint=f"mend that file, or unset {BLOCKLIST}",
+            ) from error
         self.watch = Watch()
         self.banned: frozenset[bytes] = frozenset()
         self._on_try = on_try

@@ -256,6 +256,25 @@ def test_a_rank_that_dies_behind_the_last_meeting_leaves_no_cache(
 
 
 @pytest.mark.once
+def test_what_cannot_be_kept_is_no_reason_to_end(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+    file = write_plan(make_plan(), tmp_path / "plan.json")
+    words = ("--state", tmp_path / "state", "--strategy", "sharded")
+    done = tuner.run("pipeline.tune", file, tmp_path / "out", *words, fault="no_room_to_keep")
+    assert done.status == 0, done.stderr
+    assert done.told["covered"] == 5
+    assert done.told["notes"] == ["finished ops could not be kept in --state: No space left on device"]
+
+
+def test_a_blocklist_that_flashinfer_cannot_read_is_said(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    done = broken(tuner, make_plan(), tmp_path, "broken_blocklist")
+    assert done.status == 2
+    assert "FlashInfer cannot read FLASHINFER_TACTICS_BLOCKLIST=" in error_line(done)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.once
 def test_a_plan_for_elsewhere_is_refused(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
     plan = replace(make_plan(), arch="90a", flashinfer_version="0.1.0")
     done = broken(tuner, plan, tmp_path, "")

@@ -102,6 +102,8 @@ def test_ignored_modules_stay_unquantized(key):
         ("*.shared_experts.*", "model.layers.3.mlp.shared_experts.up_proj", "model.layers.3.mlp.experts.0.up_proj"),
         ("re:.*gate$", "model.layers.3.mlp.gate", "model.layers.3.mlp.gate_proj"),
         ("model.layers.?.mlp", "model.layers.3.mlp.up_proj", "model.layers.13.mlp.up_proj"),
+        ("model.layers.[0-2].mlp", "model.layers.2.mlp.up_proj", "model.layers.3.mlp.up_proj"),
+        ("*l*a*y*e*r*s*" * 3 + "x", "layers" * 3 + "x", "model.layers.3.self_attn.q_proj.layers" * 3),
     ],
 )
 def test_patterns(pattern, inside, outside):
@@ -142,7 +144,15 @@ def test_a_language_model_among_towers(inside, listed):
 
 
 @pytest.mark.parametrize(
-    "config", ["fp8", {"quant_method": "fp8", "ignore": ["re:("]}, {"quant_method": None}, [1], {"quant_method": ""}]
+    "config",
+    [
+        "fp8",
+        {"quant_method": "fp8", "ignore": ["re:("]},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["re:("]}}},
+        {"quant_method": None},
+        [1],
+        {"quant_method": ""},
+    ],
 )
 def test_nonsense_is_a_problem(config):
     problems = Problems()

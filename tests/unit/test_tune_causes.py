@@ -23,7 +23,7 @@ from pipeline.tune.troubles import RankState, Situation
         ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "--max-tokens"),
         ("CUDA driver version is insufficient for CUDA runtime version", "driver is older"),
         ("ValueError: no such thing", "otherwise"),
-        ("No space left on device: /var/lib", "otherwise"),
+        ("OSError: [Errno 28] No space left on device: /var/lib", "free room"),
     ],
 )
 def test_a_known_cause_has_its_remedy(line: str, word: str) -> None:

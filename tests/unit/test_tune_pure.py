@@ -113,6 +113,13 @@ def test_of_ranks_that_are_gone_the_first_is_named(status: int, how: str) -> Non
     assert diagnose(Situation(states)).message == f"rank 1 {how} at: tuning x"
 
 
+def test_a_rank_that_failed_and_could_not_say_why_is_gone() -> None:
+    found = [RankState(0, step(0, state="failed")), waiting(1, collective=20)]
+    error = diagnose(Situation(found, tail=("No space left on device: /tmp",)))
+    assert error.message == "rank 0 ended without a word at: tuning x"
+    assert "free room" in error.hint
+
+
 def test_a_stopped_rank_is_named() -> None:
     assert "rank 1 is stopped" in diagnose(Situation([waiting(0), RankState(1, step(1), "T", 5.0)])).message
 

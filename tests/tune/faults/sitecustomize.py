@@ -5,6 +5,7 @@ module that it wants to break was imported. The product knows nothing of it.
 """
 
 import ctypes
+import errno
 import importlib
 import importlib.abc
 import importlib.util
@@ -662,6 +663,17 @@ def file_changed_in_replay():
             stream.write(b"\n")
 
     _after("pipeline.tune.tokens", change)
+
+
+def no_room_to_keep():
+    def full(path, value):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    _after("pipeline.tune.keeping", lambda module: setattr(module, "write_json", full))
+
+
+def broken_blocklist():
+    os.environ["FLASHINFER_TACTICS_BLOCKLIST"] = __file__  # no JSON
 
 
 def name_missing():
