@@ -49,10 +49,13 @@ def push(arguments: argparse.Namespace) -> int:
 
 def pull(arguments: argparse.Namespace) -> int:
     """Pull; prints the name by digest on stdout."""
+    from pipeline.contract.errors import UsageError
     from pipeline.release import caches
     from pipeline.release.registry import Registry
 
     source = _reference(arguments.source)
+    if not arguments.out:
+        raise UsageError("no directory was named", hint="a new or empty one: caches/h200 (DIR=…)")
     with Registry(source.registry) as registry:
         _say(caches.pull(registry, source, Path(arguments.out), key=arguments.key))
     return int(Exit.OK)

@@ -78,7 +78,8 @@ def _asked(arguments: argparse.Namespace) -> tuple[Ask, list[tuple[Cell, Request
 
     matrix: MatrixFile | None = read_matrix(arguments.matrix) if arguments.matrix is not None else None
     if matrix is None and not arguments.models:
-        raise UsageError("nothing to release was named", hint="MODEL=tiny, or a matrix of cells: --matrix release.toml")
+        hint = "MODEL=tiny, or a matrix of cells: --matrix release.toml (MATRIX=…)"
+        raise UsageError("nothing to release was named", hint=hint)
     ask = Ask(
         root=ROOT,
         place=place_from(arguments.registry or (matrix.registry if matrix and matrix.registry else "")),
