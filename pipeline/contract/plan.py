@@ -11,6 +11,7 @@ from .errors import UsageError
 
 SCHEMA = 1
 _AGAIN = "make the plan again with `pipeline plan`"
+MOST_SEEDS = 1 << 31
 MOST_RANKS = 1024  # what is above is a slip of the finger, and would start as many processes
 
 
@@ -159,6 +160,31 @@ def _need(value: Mapping[str, Any], name: str, kind: type | tuple[type, ...], wh
     return found
 
 
+def _texts(value: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
+    """A list of texts, empty where there is none."""
+    found = _need({name: (), **value}, name, (list, tuple), where)
+    if not all(isinstance(one, str) for one in found):
+        raise PlanInvalid(f"{where}.{name} holds what is not text", hint=_AGAIN)
+    return tuple(found)
+
+
+def _seed(value: Mapping[str, Any]) -> int:
+    seed: int = _need(value, "seed", int, "$")
+    if not 0 <= seed < MOST_SEEDS:
+        raise PlanInvalid(f"$.seed is not one of 0 to {MOST_SEEDS - 1}", hint=_AGAIN)
+    return seed
+
+
+def _untuned(value: Mapping[str, Any]) -> tuple[Untuned, ...]:
+    found = []
+    for i, one in enumerate(_need({"untuned": (), **value}, "untuned", (list, tuple), "$")):
+        where = f"$.untuned[{i}]"
+        if not isinstance(one, dict):
+            raise PlanInvalid(f"{where} is not an object", hint=_AGAIN)
+        found.append(Untuned(_need(one, "name", str, where), _need(one, "reason", str, where)))
+    return tuple(found)
+
+
 def _layout(value: Mapping[str, Any]) -> Layout:
     layout = Layout(**{name: _need(value, name, int, "$.layout") for name in ("tp", "ep", "pp", "dp")})
     if min(vars(layout).values()) < 1 or max(layout.world, layout.ep) > MOST_RANKS:
@@ -177,7 +203,9 @@ def _op(value: object, where: str, world: int) -> OpPlan:
         )
     shape, dtypes = (_need(value, name, dict, where) for name in ("shape", "dtypes"))
     ranks = _need({"ranks": (), **value}, "ranks", (list, tuple), where)
+    options = _need({"options": {}, **value}, "options", dict, where)
     for name, right in {
+        "options": all(isinstance(option, str) for option in options.values()),
         "shape": all(type(size) is int and size > 0 for size in shape.values()),
         "dtypes": all(isinstance(dtype, str) for dtype in dtypes.values()),
         "ranks": all(type(rank) is int and 0 <= rank < world for rank in ranks),
@@ -190,11 +218,11 @@ def _op(value: object, where: str, world: int) -> OpPlan:
         shape=shape,
         dtypes=dtypes,
         buckets=buckets,
-        backends=tuple(value.get("backends", ())),
-        options=dict(value.get("options", {})),
+        backends=_texts(value, "backends", where),
+        options=options,
         ranks=tuple(ranks),
-        layers=int(value.get("layers", 1)),
-        notes=tuple(str(n) for n in value.get("notes", ())),
+        layers=_need({"layers": 1, **value}, "layers", int, where),
+        notes=_texts(value, "notes", where),
         unserved=str(value.get("unserved", "")),
     )
 
@@ -230,10 +258,10 @@ def _plan(value: object) -> Plan:
         layout=layout,
         ops=tuple(_op(op, f"$.ops[{i}]", layout.world) for i, op in enumerate(_need(value, "ops", (list, tuple), "$"))),
         round_up=bool(_need(value, "round_up", bool, "$")),
-        skip_ops=tuple(value.get("skip_ops", ())),
-        seed=_need(value, "seed", int, "$"),
-        untuned=tuple(Untuned(str(u["name"]), str(u["reason"])) for u in value.get("untuned", ())),
-        notes=tuple(str(n) for n in value.get("notes", ())),
+        skip_ops=_texts(value, "skip_ops", "$"),
+        seed=_seed(value),
+        untuned=_untuned(value),
+        notes=_texts(value, "notes", "$"),
         engine=_engine(value.get("engine")),
     )
     stated = value.get("digest")

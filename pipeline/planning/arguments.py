@@ -12,7 +12,7 @@ import re
 from pathlib import Path, PurePosixPath
 
 from pipeline.contract.errors import UsageError
-from pipeline.contract.plan import MOST_RANKS, Layout, Plan
+from pipeline.contract.plan import MOST_RANKS, MOST_SEEDS, Layout, Plan
 
 from .buckets import LARGEST, read_buckets
 from .engines import Start
@@ -135,7 +135,7 @@ def plan_from(arguments: argparse.Namespace, root: Path, default: Target | None 
     target = _target(arguments, default, problems)
     most = whole_number(arguments.max_tokens, "--max-tokens", problems, largest=LARGEST)
     buckets = read_buckets(arguments.buckets, problems)
-    seed = whole_number(arguments.seed, "--seed", problems, largest=2**31 - 1, smallest=0)
+    seed = whole_number(arguments.seed, "--seed", problems, largest=MOST_SEEDS - 1, smallest=0)
     try:
         return make_plan(
             arguments.model,

@@ -29,7 +29,8 @@ from .tied import tie
 
 _FAREWELL_SECONDS = 30.0  # how long a failed rank waits to be ended by its supervisor
 _RESERVE = 16 << 10  # bytes kept for a rank's failure, which is to be told on a full disk too
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_MEMORY = ("MemoryError", "OutOfMemoryError")  # the second is torch's, which is not imported here
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CollectiveFailed(BaseException):
@@ -107,7 +108,7 @@ def live(rank: int, work: Path, body: Callable[[Steps], None]) -> int:
             reserve.write_bytes(b" " * _RESERVE)
             body(steps)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor must hear of it
-            failure = _describe(rank, error, steps.now.told())
+            failure = describe(rank, error, steps.now.told())
         else:
             steps.end("done")
             return int(Exit.OK)
@@ -118,17 +119,22 @@ def live(rank: int, work: Path, body: Callable[[Steps], None]) -> int:
         return failure.exit_code
 
 
-def _describe(rank: int, error: BaseException, place: str) -> RankFailure:
+def describe(rank: int, error: BaseException, place: str) -> RankFailure:
+    """The failure of a rank that `error` ended at `place`: no traceback where the error says enough."""
     if isinstance(error, PipelineError):
         return RankFailure(rank, "refused", int(error.exit_code), error.message, error.hint, error.details)
     if isinstance(error, CollectiveFailed):
         return RankFailure(rank, "collective", int(Exit.TUNING), str(error))
     if isinstance(error, DeviceLost):
         return RankFailure(rank, "device", int(Exit.TUNING), str(error))
-    if isinstance(error, OSError) and error.errno in NO_ROOM:
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
         where = f" ({error.filename})" if error.filename else ""
         hint = f"nothing was saved; free room on that disk, or set {ENV_WORKSPACE} to a folder of another"
         return RankFailure(rank, "refused", int(Exit.USAGE), f"{os.strerror(error.errno)}{where} at: {place}", hint)
+    if type(error).__name__ in _NO_MEMORY or "DefaultCPUAllocator: can't allocate memory" in str(error):
+        said = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        hint = "nothing was saved; free memory, plan with a smaller --max-tokens, or leave the op out (--skip-ops)"
+        return RankFailure(rank, "refused", int(Exit.TUNING), f"out of memory at: {place}", hint, tuple(said))
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
     return RankFailure(rank, "bug", int(Exit.BUG), f"{type(error).__name__}: {error}", details=tuple(lines))
 

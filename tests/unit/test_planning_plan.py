@@ -312,6 +312,14 @@ def test_json_gives_the_same_plan_back(model, arch):
         (("ops", 0, "dtypes"), {"a": 8}),
         (("ops", 0, "ranks"), [2]),
         (("ops", 0, "ranks"), "0"),
+        (("ops", 0, "layers"), None),
+        (("ops", 0, "backends"), None),
+        (("ops", 0, "options"), ["a"]),
+        (("ops", 0, "notes"), 1),
+        (("skip_ops",), None),
+        (("untuned",), ["a"]),
+        (("notes",), True),
+        (("seed",), 1 << 64),
     ],
 )
 def test_a_plan_edited_by_hand_is_refused_where_it_is_read(place, value):

@@ -1,4 +1,4 @@
-"""A disk that is full: a rank still says so, what it had finished is no reason to end, and two results do not collide."""
+"""A disk or a memory that is full: a rank still says so, what it had finished is no reason to end, and two results do not collide."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.tune import save
+from pipeline.tune import rank, save
 from pipeline.tune.state import StateUnusable, open_state
 from pipeline.tune.supervise import Crew, environment, supervise
 from pipeline.tune.troubles import RankUsageRefused
@@ -94,3 +94,22 @@ def test_two_results_of_one_key_at_once_are_put_in_place_one_after_the_other(
     second.join(10)
     assert failed == []
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch names its own."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+    ],
+)
+def test_memory_that_runs_out_anywhere_is_said_without_a_traceback(error: Exception) -> None:
+    failure = rank.describe(3, error, "preparing o (mm_bf16)")
+    assert (failure.kind, failure.message) == ("refused", "out of memory at: preparing o (mm_bf16)")
+    assert "--max-tokens" in failure.hint
+    assert len(failure.details) == 1
