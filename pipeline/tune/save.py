@@ -22,6 +22,8 @@ from pipeline.contract.key import Key
 from pipeline.contract.manifest import FileFacts, Manifest
 from pipeline.contract.places import CACHE_FILE, FAILURE_FILE, MANIFEST_FILE
 
+_TRIES = 5
+
 
 class OutUnusable(UsageError):
     """The directory for the result cannot be written to."""
@@ -33,12 +35,19 @@ def open_out(place: Path) -> None:
     Removes an earlier run's failure. Raises `OutUnusable`.
     """
     try:
-        new = not place.exists()
-        place.mkdir(parents=True, exist_ok=True)
-        Path(tempfile.mkdtemp(dir=place, prefix=".making-")).rmdir()
-        (place / FAILURE_FILE).unlink(missing_ok=True)
+        for left in reversed(range(_TRIES)):
+            new = not place.exists()
+            place.mkdir(parents=True, exist_ok=True)
+            try:
+                Path(tempfile.mkdtemp(dir=place, prefix=".making-")).rmdir()
+                (place / FAILURE_FILE).unlink(missing_ok=True)
+                break
+            except FileNotFoundError:  # another tune that begins now has removed it, as below
+                if not left:
+                    raise
         if new:
-            place.rmdir()
+            with contextlib.suppress(OSError):  # another tune is at it
+                place.rmdir()
     except OSError as error:
         raise OutUnusable(
             f"{place} cannot be written to: {error.strerror}", hint="name a directory that this user may write"

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,24 @@ def test_two_results_of_one_key_at_once_are_put_in_place_one_after_the_other(
     second.join(10)
     assert failed == []
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+@pytest.mark.parametrize("meanwhile", ["gone", "in use"])
+def test_two_that_begin_at_once_find_the_same_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    place, once, made = tmp_path / "out", iter([True]), tempfile.mkdtemp
+
+    def other(**words: Any) -> str:
+        if next(once, False) and meanwhile == "gone":
+            place.rmdir()
+        elif meanwhile == "in use":
+            (place / "of another").mkdir(exist_ok=True)
+        return str(made(**words))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", other)
+    save.open_out(place)
+    assert place.exists() == (meanwhile == "in use")
 
 
 class OutOfMemoryError(RuntimeError):
