@@ -35,8 +35,8 @@ def open_out(place: Path) -> None:
     Removes an earlier run's failure. Raises `OutUnusable`.
     """
     try:
+        new = not place.exists()
         for left in reversed(range(_TRIES)):
-            new = not place.exists()
             place.mkdir(parents=True, exist_ok=True)
             try:
                 Path(tempfile.mkdtemp(dir=place, prefix=".making-")).rmdir()
