@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.contract.bounds import budget, seconds
 from pipeline.contract.errors import UsageError
+from pipeline.contract.leading import REMEDY, leader_unfit
 from pipeline.contract.plan import Plan
 from pipeline.planning.arguments import MODEL_HELP, add_options, engine_plan, plan_from
 from pipeline.planning.engines import engine_start
@@ -200,7 +201,9 @@ def request_from(arguments: argparse.Namespace) -> Request:
             asked.flashinfer_version = version
         return plan_from(asked, ROOT, default=target) if start is None else engine_plan(asked, ROOT, start, target)
 
-    plan(Target("cuda", "90a") if arguments.device.strip().lower() == "cuda" else None, "")
+    made = plan(Target("cuda", "90a") if arguments.device.strip().lower() == "cuda" else None, "")
+    if arguments.strategy == "leader" and not arguments.cache and (refusal := leader_unfit(made)):
+        raise ChoicesClash(refusal, hint=REMEDY)
     return Request(
         root=ROOT,
         plan=plan,

@@ -29,6 +29,7 @@ from .planfile import read_plan
 from .save import open_out
 from .state import open_state
 from .steps import RankStep
+from .strategy import check_leader
 from .troubles import RankTrouble
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
         from .engines.made import tune_with_engine
 
         return tune_with_engine(plan, arguments.out.resolve(), max_wait=arguments.engine_max_wait)
+    check_leader(arguments.strategy, plan)  # before any rank is started: a rank needs long to import
     nproc = plan.layout.world if arguments.nproc is None else arguments.nproc
     budget = seconds_per_bucket(plan.device) if arguments.judge_budget is None else arguments.judge_budget
     if arguments.jurors is not None and not 0 <= arguments.jurors <= MOST_JURORS:

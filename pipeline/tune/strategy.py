@@ -14,6 +14,8 @@ from math import prod
 
 from pipeline.contract.digest import canonical_json
 from pipeline.contract.errors import UsageError
+from pipeline.contract.leading import REMEDY as REMEDY_UNLED
+from pipeline.contract.leading import leader_unfit
 from pipeline.contract.mended import release
 from pipeline.contract.oldest import REMEDY, too_old
 from pipeline.contract.plan import OpPlan, Plan
@@ -60,8 +62,7 @@ def choose(asked: str, plan: Plan, world: int, *, version: str, process_group: b
             f"--strategy synchronized: {has}, so ranks cannot average their times",
             hint="use --strategy sharded, or FlashInfer 0.6.16 or newer",
         )
-    if asked == LEADER:
-        _leader_may(plan)
+    check_leader(asked, plan)
     name = asked or (SYNCHRONIZED if process_group else SHARDED)
     what = {
         SYNCHRONIZED: f"{world} ranks averaged the time of every tactic over a gloo group and chose alike",
@@ -72,16 +73,10 @@ def choose(asked: str, plan: Plan, world: int, *, version: str, process_group: b
     return Strategy(name, f"asked for: {what}" if asked else f"{has}: {what}")
 
 
-def _leader_may(plan: Plan) -> None:
-    """The ranks that wait for a leader must not be needed by it, nor hold other work than it does."""
-    layout, apart = plan.layout, [op.name for op in plan.ops if op.shape.get("ep", 1) > 1]
-    if layout.ep > 1 or apart:
-        what = f"EP={layout.ep}" if layout.ep > 1 else f"{apart[0]} under expert parallelism"
-        raise StrategyRefused(
-            f"--strategy leader with {what}: in an all-to-all the leader needs the other ranks, "
-            "and ranks that wait for a leader time out",
-            hint="use --strategy synchronized or sharded",
-        )
+def check_leader(asked: str, plan: Plan) -> None:
+    """Raise `StrategyRefused` where a leader was asked for whose work needs the ranks that would wait for it."""
+    if asked == LEADER and (refusal := leader_unfit(plan)):
+        raise StrategyRefused(refusal, hint=REMEDY_UNLED)
 
 
 def deal(

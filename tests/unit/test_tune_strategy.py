@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.__main__ import main
 from pipeline.contract.errors import UsageError
 from pipeline.contract.manifest import Covered
 from pipeline.contract.opnames import TUNED_AS, is_skipped
 from pipeline.contract.plan import Layout, OpPlan, Plan
+from pipeline.tune.__main__ import main as tuner
 from pipeline.tune.agreement import EntryElsewhere, GpuShared, Held, RankResult, TacticsDiffer, merge, one_gpu_each
 from pipeline.tune.doubts import MEASURED_NOTHING, ONE_CANDIDATE, doubt, doubtful, least_ms
 from pipeline.tune.state import TAKEN_UP, StateUnusable, all_terms, find_kept, forget, open_state, terms
@@ -83,6 +85,23 @@ def test_leader_is_refused_where_ranks_need_each_other() -> None:
     for plan in (plan_of(layout=Layout(tp=2, ep=2)), plan_of(moe)):
         with pytest.raises(StrategyRefused, match="ranks that wait for a leader time out"):
             choose("leader", plan, 2, version="0.7.4", process_group=True)
+
+
+def test_a_leader_is_refused_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the host before it looks for an engine, by the tuner before it starts a rank."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # the tuner's own handler is not for this process
+    words = ["tiny-moe", "--tp", "4", "--ep", "4", "--device", "cpu"]
+    file = tmp_path / "plan.json"
+    assert main(["plan", *words, "--out", str(file)]) == 0
+    capsys.readouterr()
+    assert main(["image", *words, "--strategy", "leader"]) == 2
+    told = capsys.readouterr().err
+    assert tuner([str(file), str(tmp_path / "out"), "--strategy", "leader"]) == 2
+    for err in (told, capsys.readouterr().err):
+        assert err.startswith("error: --strategy leader with EP=4: in an all-to-all")
+        assert "hint: use --strategy synchronized or sharded" in err
 
 
 def test_dealing_shares_the_work_evenly_and_completely() -> None:
