@@ -17,14 +17,22 @@ _COLOURS = {"dim": "2", "red": "31", "green": "32", "yellow": "33", "bold": "1"}
 
 
 def _paint(text: str, colour: str) -> str:
-    if not sys.stderr.isatty() or os.environ.get("NO_COLOR"):
+    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("NO_COLOR"):
         return text
     return f"\033[{_COLOURS[colour]}m{text}\033[0m"
 
 
 def _line(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    """Write a line. A stderr that is closed, or takes nothing more (a full disk), ends no work of hours."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    except BrokenPipeError:  # whoever read it has left, and wants no more
+        raise
+    except OSError:
+        sys.stderr = None
 
 
 @contextmanager

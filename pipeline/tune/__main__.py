@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import signal
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 
 MOST_JURORS = 8  # each holds a context and the weights of one op on its device
+
+
+class Unsaid(UsageError):
+    """What was tuned cannot be told on stdout."""
 
 
 class NothingPlanned(UsageError):
@@ -141,7 +146,7 @@ def _say(told: dict[str, object]) -> None:
         log.warn("tuned on a CPU with FlashInfer's AutoTuner shimmed; this cache says nothing about any GPU:")
         for line in substitutions:
             log.note(f"  {line}")
-    print(json.dumps(told))  # noqa: T201 - data
+    print(json.dumps(told), flush=True)  # noqa: T201 - data
 
 
 def main(words: list[str] | None = None) -> int:
@@ -180,7 +185,13 @@ def main(words: list[str] | None = None) -> int:
         log.note(f"interrupted; nothing was saved{kept}")
         return int(Exit.INTERRUPTED)
     if told:
-        _say(told)
+        try:
+            _say(told)
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where what is buffered can go
+            if not isinstance(error, BrokenPipeError):  # whose reader wants no more
+                log.fail(Unsaid(f"stdout: {error.strerror}", hint=f"only that is lost: {told['path']} is in place"))
+                return int(Exit.USAGE)
     return int(Exit.OK)
 
 

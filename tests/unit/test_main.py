@@ -42,6 +42,28 @@ def test_a_full_standard_output_is_one_line() -> None:
     assert "Traceback" not in done.stderr
 
 
+TUNED = """
+import sys
+from pipeline.tune import __main__ as tuner
+tuner._tune = lambda _: {"path": "/out/key", "notes": ["noted"], "substitutions": []}
+sys.exit(tuner.main([sys.argv[1], sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize(("stream", "status"), [("stdout", 2), ("stderr", 0)])
+@pytest.mark.parametrize("how", ["full", "closed"])
+def test_what_the_tuner_cannot_say_ends_no_tuning(tmp_path: Path, stream: str, status: int, how: str) -> None:
+    number = {"stdout": "1", "stderr": "2"}[stream]
+    command = (
+        f"exec {sys.executable} -c '{TUNED}' {tmp_path}/out {number}>" + {"full": "/dev/full", "closed": "&-"}[how]
+    )
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == (0 if how == "closed" else status), done.stderr
+    assert ("/out/key is in place" in done.stderr) == (stream == "stdout" and how == "full")
+    assert ("noted" in done.stderr) == (stream == "stdout")
+    assert "Traceback" not in done.stderr
+
+
 def test_a_closed_standard_output_is_no_traceback() -> None:
     done = subprocess.run(
         ["sh", "-c", f"exec {sys.executable} -m pipeline plan tiny >&-"],
