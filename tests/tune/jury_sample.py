@@ -16,7 +16,8 @@ from pipeline.tune.judging.bench import DEFAULT, Candidate
 from pipeline.tune.judging.court import judge_op
 from pipeline.tune.judging.jury import Jury, convened
 
-# Answers as the case says for this start of it: it hangs, ends at once, leaves a candidate out, or does as it should.
+# Answers as the case says for this start of it: it hangs, ends at once, leaves a candidate out, adds a key or a time,
+# says why it has no rounds, or does as it should.
 STAND_IN = f"""#!{sys.executable} -IS
 import json, os, sys, time
 with open(os.environ["STARTS"], "a+") as starts:
@@ -32,9 +33,15 @@ for line in sys.stdin:
     elif how == "hangs":
         time.sleep(600)
     elif how == "mumbles":
-        print(json.dumps({{"rounds": [[[[0.0]]]]}}), flush=True)
+        print(json.dumps({{"heard": [{{"rounds": [[[0.0]]]}}]}}), flush=True)
+    elif how == "babbles":
+        print(json.dumps({{"heard": [{{"rounds": [[[0.0], [1.0]]]}}, 5]}}), flush=True)
+    elif how == "stutters":
+        print(json.dumps({{"heard": [{{"rounds": [[[0.0], [1.0, 1.0]]]}}]}}), flush=True)
+    elif how == "declines":
+        print(json.dumps({{"heard": [{{"error": "no memory"}}]}}), flush=True)
     else:
-        print(json.dumps({{"rounds": [[[[0.0], [1.0]]]]}}), flush=True)
+        print(json.dumps({{"heard": [{{"rounds": [[[0.0], [1.0]]]}}]}}), flush=True)
 """
 
 
@@ -61,8 +68,8 @@ def case(words, place):
             if 1 not in jury.jurors:
                 sittings.append("none")
                 continue
-            rounds, why = jury.sit(1, [((0, 8, 0), [DEFAULT, Candidate(0, 1)])], 1, lambda said: None)
-            sittings.append(why or rounds)
+            told, why = jury.sit(1, [((0, 8, 0), [DEFAULT, Candidate(0, 1)], 1)], 1, lambda said: None)
+            sittings.append(why or told)
             if why:
                 jury.dismiss(1, f"on rank 0: {why}")
     return {"sittings": sittings, "notes": jury.notes, "starts": len(Path(os.environ["STARTS"]).read_text())}
@@ -92,6 +99,16 @@ stand_in = place / "juror"
 stand_in.write_text(STAND_IN)
 stand_in.chmod(0o755)
 sys.executable = str(stand_in)
-cases = ("works", "hangs works", "mumbles works", "hangs hangs works", "hangs ends works", "ends works")
+cases = (
+    "works",
+    "declines",
+    "hangs works",
+    "mumbles works",
+    "babbles works",
+    "stutters works",
+    "hangs hangs works",
+    "hangs ends works",
+    "ends works",
+)
 told = {words: case(words, place) for words in cases}
 print(json.dumps({**told, "bounds of a release": bounds_of_a_release()}))

@@ -152,3 +152,11 @@ def test_it_ends_in_the_end(
     assert error_line(done).startswith("error: a tactic ended its rank: Cpu")
     assert said in done.stderr
     assert [path.name for path in (tmp_path / "out").rglob("*")] == ["ranks.log"]
+
+
+@pytest.mark.once
+def test_a_gpu_that_has_no_memory_left_is_not_taken_for_lost(tuner: Tuner) -> None:
+    words = [tuner.python, str(Path(__file__).with_name("lost_sample.py"))]
+    done = subprocess.run(words, env=tuner.environment(), capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["", "", "RuntimeError: planted", "", "DeviceLost: RuntimeError: planted"]

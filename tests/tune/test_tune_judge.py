@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,36 @@ def test_a_juror_that_says_something_else_is_left_out_and_its_rank_named(
     assert manifest.notes == ("judging went on without juror 1: on rank 1: it said something else",)
 
 
+def sittings_by_bucket(tuner: Tuner, make_plan: Callable[..., Plan], place: Path, fault: str) -> dict[int, list[str]]:
+    """Of each bucket what its row says after how long it took: who had no sitting, and whose process each was in."""
+    whole = make_plan()
+    plan = write_plan(replace(whole, ops=(replace(whole.ops[1], buckets=(1, 8, 16)),)), place / "plan.json")
+    done = tuner.run("pipeline.tune", plan, place / "out", *ON, "--jurors", "1", fault=fault, rank="*", warm=False)
+    assert done.status == 0, done.stderr
+    manifest, _ = read(place / "out")
+    assert not manifest.notes
+    assert all("40 rounds in 5 sittings" in row.note for row in manifest.covered)
+    return {row.bucket: row.note.split("; ")[1:] for row in manifest.covered}
+
+
+def test_a_candidate_that_fails_in_a_juror_costs_its_key_that_process_alone(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    found = sittings_by_bucket(tuner, make_plan, tmp_path, "juror_cannot_run_a_candidate")
+    assert re.fullmatch(r"no sitting in juror 1: on rank 1: Cpu\w+ tactic .+: RuntimeError: planted", found[16].pop(0))
+    assert found == {1: ["seats [0, 1, 0, 1, 0]"], 8: ["seats [0, 1, 0, 1, 0]"], 16: ["seats [0, 0, 0, 0, 0]"]}
+
+
+def test_keys_for_which_the_jurors_of_different_ranks_have_no_memory_go_on_without_them(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    assert sittings_by_bucket(tuner, make_plan, tmp_path, "jurors_have_no_memory_for_two_keys") == {
+        1: ["no sitting in juror 1: on rank 0: MemoryError: planted", "seats [0, 0, 0, 0, 0]"],
+        8: ["seats [0, 1, 0, 1, 0]"],
+        16: ["no sitting in juror 1: on rank 1: MemoryError: planted", "seats [0, 0, 0, 0, 0]"],
+    }
+
+
 @pytest.mark.once
 def test_ranks_that_judged_different_ops_before_agree_on_what_a_bench_takes(
     tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
@@ -127,15 +158,18 @@ def test_a_juror_that_is_lost_is_started_again_before_the_next_op_and_once(tuner
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told.pop("bounds of a release") == 1
-    sat, late, else_ = [[{"0": [0.0], "1": [1.0]}]], "no answer within 3 s", "it said something else"
+    sat, late, else_ = [[[{"0": [0.0], "1": [1.0]}], ""]], "no answer within 3 s", "it said something else"
     without, again = "judging went on without juror 1: ", "juror 1 was started again"
     assert told == {
         "works": {"sittings": [sat, sat, sat], "notes": [], "starts": 1},
+        "declines": {"sittings": [[[[], "no memory"]]] * 3, "notes": [], "starts": 1},
         "hangs works": {
             "sittings": [late, sat, sat], "notes": [f"{without}on rank 0: {late}", again], "starts": 2,
         },
-        "mumbles works": {
-            "sittings": [else_, sat, sat], "notes": [f"{without}on rank 0: {else_}", again], "starts": 2,
+        **{
+            f"{how} works": {
+                "sittings": [else_, sat, sat], "notes": [f"{without}on rank 0: {else_}", again], "starts": 2,
+            } for how in ("mumbles", "babbles", "stutters")
         },
         "hangs hangs works": {
             "sittings": [late, late, "none"], "notes": [f"{without}on rank 0: {late}", again, f"{without}on rank 0: {late}"],
@@ -151,23 +185,52 @@ def test_a_juror_that_is_lost_is_started_again_before_the_next_op_and_once(tuner
     }  # fmt: skip
 
 
+@pytest.mark.once
+def test_ranks_stay_in_step_whatever_fails_in_which_of_their_jurors(tuner: Tuner) -> None:
+    words = [tuner.python, str(Path(__file__).with_name("hearing_sample.py")), "80"]
+    done = subprocess.run(words, env=tuner.environment(), capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    happened = {"clear", "stopped", "short", "error", "all sittings", "a juror declined"}
+    assert json.loads(done.stdout).keys() == happened | {
+        "all jurors declined a key",
+        "jurors of different ranks declined",
+    }
+
+
 def test_a_juror_answers_what_it_is_asked_and_ends_with_its_rank(tuner: Tuner, plan: Path) -> None:
     one, other = ({"key": [0, bucket, 0], "candidates": [[0, -1], [0, -1]]} for bucket in (1, 16))
     sitting, fewer = {"keys": [one, other], "rounds": 3}, {"keys": [other], "rounds": 3}
-    wrong = {"keys": [one, {**other, "candidates": [[7, -1]]}], "rounds": 3}
-    done = subprocess.run(
-        [tuner.python, "-m", "pipeline.tune.judging.juror", str(plan), "cpu"],
-        input="".join(json.dumps(one) + "\n" for one in (sitting, fewer, wrong, {"release": True}, sitting)),
-        env=tuner.environment(), capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    ready, *answers = map(json.loads, done.stdout.splitlines())
+    wrong = {"keys": [{**one, "candidates": [[0, -1], [0, "no such"]]}, other, {**one, "key": [0, 1, 9]}], "rounds": 3}
+    ready, *answers = asked(tuner, plan, (sitting, fewer, wrong, {"release": True}, sitting, {}))
     assert ready == {"ready": True}
     assert answers[3] == {"release": True}
-    for answer, keys in ((answers[0], 2), (answers[1], 1), (answers[4], 2)):
-        assert [[len(one) for one in mine] for mine in answer["rounds"]] == [[2, 2, 2]] * keys
-        assert all(isinstance(times[0], float) for mine in answer["rounds"] for one in mine for times in one)
-    assert "error" in answers[2]
+    assert answers[5] == {"error": "KeyError: 'keys'"}
+    heard = [*answers[0]["heard"], *answers[1]["heard"], answers[2]["heard"][1], *answers[4]["heard"]]
+    assert [[len(one) for one in mine["rounds"]] for mine in heard] == [[2, 2, 2]] * 6
+    assert all(isinstance(times[0], float) for mine in heard for one in mine["rounds"] for times in one)
+    first, _, last = answers[2]["heard"]
+    assert first["error"].startswith("CpuWholeRunner tactic no such: ")
+    assert last == {"error": "KeyError: (0, 1, 9)"}
+
+
+@pytest.mark.once
+def test_a_juror_times_keys_alone_where_one_of_them_cannot_be_timed(tuner: Tuner, plan: Path) -> None:
+    keys = [{"key": [0, bucket, 0], "candidates": [[0, -1]]} for bucket in (16, 1)]
+    _, answer = asked(tuner, plan, ({"keys": keys, "rounds": 3},), "rounds_fail_at_16")
+    failed, timed = answer["heard"]
+    assert failed == {"error": "RuntimeError: planted"}
+    assert [len(one) for one in timed["rounds"]] == [1, 1, 1]
+
+
+def asked(tuner: Tuner, plan: Path, requests: Sequence[Any], fault: str = "") -> list[Any]:
+    """All that a juror says to these."""
+    done = subprocess.run(
+        [tuner.python, "-m", "pipeline.tune.judging.juror", str(plan), "cpu"],
+        input="".join(json.dumps(one) + "\n" for one in requests),
+        env={**tuner.environment(fault, "*"), "RANK": "0"}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_jurors_out_of_bounds_are_refused(tuner: Tuner, plan: Path, tmp_path: Path) -> None:

@@ -116,6 +116,10 @@ class Court:
         key = flashinfer_api.bake(self.session.tuner, first, chosen.runner, chosen.tactic)
         spent = f"undecided after {seconds:.2f} s and {len(rounds)} rounds in {len(sittings)} sittings: by rule"
         spent += f", since it could not be timed again: {matter.stopped}" if matter.stopped else ""
+        without = [
+            f"no {'further ' * (number in matter.seats)}sitting in juror {number}: {why}"
+            for number, why in sorted(matter.without.items())
+        ]
         self.session.measured.judged[key] = Judged(
             time_ms=_median(rounds, verdict.chosen) if rounds else None,
             default_ms=_median(rounds, 0) if rounds else None,
@@ -127,7 +131,7 @@ class Court:
             rounds=len(rounds),
             clear=matter.clear,
             argmin=(first.lookup.runner, first.lookup.tactic),
-            note="" if matter.clear else spent,
+            note="; ".join(([] if matter.clear else [spent]) + without),
         )
 
     def _leave(self, matter: Matter) -> None:

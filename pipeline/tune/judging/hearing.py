@@ -23,7 +23,7 @@ from . import rule
 from .bench import Bench, Candidate
 from .benches import bench, copies_for, rounds
 from .budget import Budget, Turn
-from .jury import Jury
+from .jury import Answer, Jury
 from .matter import Matter, Told, buckets_of
 
 Gather = Callable[[Any], list[Any]]
@@ -100,62 +100,60 @@ class Hearing:
     ) -> None:
         """What seems better than the default must be so with its tensors in other memory too: further sittings.
 
-        They go round the processes, this one and its jurors. `first` and each later bench are kept until the end: what
-        is freed would be handed out again.
+        They go round the processes, this one and its jurors; a key is left out in turn where a juror cannot time it.
+        `first` and each later bench are kept until the end: what is freed would be handed out again.
         """
         kept: list[Bench] = [*first]
-        looks, held, heard = rule.first_sittings(len(seats)), 1, list(matters)
-        while held < rule.MOST_SITTINGS:
-            for matter in heard:
-                if held == looks:
-                    matter.running = rule.contenders(matter.sittings, len(seats))
-                matter.clear = matter.clear or matter.running == [0]
-            heard = [matter for matter in heard if not matter.clear]
-            if not heard or not self._time_for(self._builds(heard) + self._takes(rule.SITTING, heard), heard):
+        looks, turn, heard = rule.first_sittings(len(seats)), 1, list(matters)
+        while heard := [matter for matter in heard if matter.goes_on(seats, looks)]:
+            seat = seats[turn % len(seats)]
+            able = [matter for matter in heard if seat not in matter.without]
+            if able and not self._time_for(self._builds(able) + self._takes(rule.SITTING, able), heard):
                 return
-            tick(f"{sum(len(matter.running) for matter in heard)} candidates, sitting {held}")
-            seat = seats[held % len(seats)]
+            tick(f"{sum(len(matter.running) for matter in able)} candidates, sitting {turn}")
             if seat == 0:
-                heard, told = self._here(heard, kept)
-            else:
-                elsewhere = self._elsewhere(seat, heard, tick)
-                if elsewhere is None:
-                    seats.remove(seat)
-                    continue
-                told = elsewhere
-            held += 1
-            for matter, mine in zip(heard, told, strict=True):
-                matter.sat(seat, mine)
+                self._here(able, kept)
+            elif able and not self._elsewhere(seat, able, tick):
+                seats.remove(seat)
+                continue
+            turn += 1
 
     def _seats(self) -> list[int]:
         """This process (0) and the jurors, by number, that all ranks that hold the op still have."""
         said = self.gather(sorted(self.jury.jurors))
         return [0, *sorted(set.intersection(*map(set, said)))]
 
-    def _here(self, matters: list[Matter], kept: list[Bench]) -> tuple[list[Matter], list[list[rule.Round]]]:
+    def _here(self, matters: Sequence[Matter], kept: list[Bench]) -> None:
         """A sitting in this process, of the keys that every rank can time again."""
         built = self._build(matters)
         able = [(matter, trial) for matter, trial in zip(matters, built, strict=True) if trial is not None]
         if not able:
-            return [], []
+            return
         kept += [trial for _, trial in able]
         alive = [list(range(len(matter.running))) for matter, _ in able]
-        return [matter for matter, _ in able], self._together([trial for _, trial in able], alive, rule.SITTING)
+        told = self._together([trial for _, trial in able], alive, rule.SITTING)
+        for (matter, _), mine in zip(able, told, strict=True):
+            matter.sat(0, mine)
 
-    def _elsewhere(
-        self, number: int, matters: Sequence[Matter], tick: Callable[[str], None]
-    ) -> list[list[rule.Round]] | None:
-        """A sitting with every rank's juror of that number; None where one fails, which all then do without."""
-        asked = [(matter.where, [matter.candidates[one] for one in matter.running]) for matter in matters]
-        mine, why = self.jury.sit(number, asked, rule.SITTING, tick)
-        place = f"on rank {self.steps.now.rank}: " if why else ""
-        said: list[tuple[list[list[rule.Round]], str]] = self.gather((mine, place + why))
+    def _elsewhere(self, number: int, matters: Sequence[Matter], tick: Callable[[str], None]) -> bool:
+        """A sitting with every rank's juror of that number, of the keys that all of them can time; False where one
+        gives no answer at all, and all do without it.
+        """
+        mine, why = self.jury.sit(number, [matter.asked() for matter in matters], rule.SITTING, tick)
+        said: list[tuple[int, list[Answer], str]] = self.gather((self.steps.now.rank, mine, why))
         self._meet()
-        wrong = next((one for _, one in said if one), "")
-        if wrong:
-            self.jury.dismiss(number, wrong)
-            return None
-        return _means([told for told, _ in said])
+        lost = next((f"on rank {rank}: {why}" for rank, _, why in said if why), "")
+        if lost:
+            self.jury.dismiss(number, lost)
+            return False
+        for place, matter in enumerate(matters):
+            answers = [(rank, *told[place]) for rank, told, _ in said]
+            unable = next((f"on rank {rank}: {why}" for rank, _, why in answers if why), "")
+            if unable:
+                matter.without[number] = unable
+            else:
+                matter.sat(number, _joined([told for _, told, _ in answers]))
+        return True
 
     def _build(self, matters: Sequence[Matter]) -> list[Bench | None]:
         """A bench for the running candidates of each key; None where a rank has none.
@@ -223,7 +221,12 @@ class Hearing:
 
 def _means(ranks: Sequence[Sequence[Sequence[rule.Round]]]) -> list[list[rule.Round]]:
     """The rounds of several ranks as one, for each key."""
-    return [[_mean(same) for same in zip(*key, strict=True)] for key in zip(*ranks, strict=True)]
+    return [_joined(key) for key in zip(*ranks, strict=True)]
+
+
+def _joined(ranks: Sequence[Sequence[rule.Round]]) -> list[rule.Round]:
+    """The same for one key."""
+    return [_mean(same) for same in zip(*ranks, strict=True)]
 
 
 def _mean(same: Sequence[Mapping[int, Sequence[float]]]) -> rule.Round:

@@ -2,9 +2,9 @@
 
     rank ── stdin, stdout ── juror 1 … juror N        on the rank's own device, one at work at a time
 
-A juror only ever lends its process to a sitting. One that ends, answers with an error or not in time is left out for
-the rest of the op, on all ranks alike, and started again before the next one; a second time it is left out for good.
-The manifest says so.
+A juror only ever lends its process to a sitting, and answers for each key by itself. One that ends, answers with
+something else or not in time is left out for the rest of the op, on all ranks alike, and started again before the next
+one; a second time it is left out for good. The manifest says so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -29,7 +29,7 @@ from pipeline.tune.tied import starter
 
 from . import rule
 from .bench import Candidate
-from .juror import READY, RELEASE
+from .juror import ERROR, HEARD, READY, RELEASE, ROUNDS
 from .questions import Key
 
 GPU_JURORS = 3  # with the rank itself four processes: as many as a decision needs sittings
@@ -39,6 +39,8 @@ _ENDED = ""
 _NONSENSE = "it said something else"
 
 Tick = Callable[[str], None]
+Asked = tuple[Key, Sequence[Candidate], int]  # a key, its candidates, how many times each has in a round
+Answer = tuple[list[rule.Round], str]  # of one key: its rounds, or why there are none
 
 
 class Process(Protocol):
@@ -77,14 +79,14 @@ class Juror:
             except queue.Empty:
                 if time.monotonic() < deadline:
                     continue
-                return {"error": f"no answer within {seconds:.0f} s"}
+                return {ERROR: f"no answer within {seconds:.0f} s"}
             if line == _ENDED:
-                return {"error": "its process ended"}
+                return {ERROR: "its process ended"}
             try:
                 answer = json.loads(line)
             except ValueError:
-                return {"error": f"not understood: {line[:100]!r}"}
-            return answer if isinstance(answer, dict) else {"error": f"not understood: {line[:100]!r}"}
+                return {ERROR: f"not understood: {line[:100]!r}"}
+            return answer if isinstance(answer, dict) else {ERROR: f"not understood: {line[:100]!r}"}
 
 
 @dataclass
@@ -110,25 +112,21 @@ class Jury:
         """Which of these do not say `word` within so many seconds for all together, and why."""
         deadline = time.monotonic() + seconds
         answers = {number: self.jurors[number].wait_until(deadline, seconds, tick) for number in numbers}
-        return {
-            number: str(answer.get("error", _NONSENSE)) for number, answer in answers.items() if not answer.get(word)
-        }
+        return {number: str(answer.get(ERROR, _NONSENSE)) for number, answer in answers.items() if not answer.get(word)}
 
-    def sit(
-        self, number: int, keys: Sequence[tuple[Key, Sequence[Candidate]]], count: int, tick: Tick
-    ) -> tuple[list[list[rule.Round]], str]:
-        """`count` rounds of the candidates of each key in the process of a juror; why there are none."""
+    def sit(self, number: int, keys: Sequence[Asked], count: int, tick: Tick) -> tuple[list[Answer], str]:
+        """`count` rounds of the candidates of each key in the process of a juror; why it gave no answer."""
         wanted = [
             {"key": key, "candidates": [[one.runner, flashinfer_api.tactic_json(one.tactic)] for one in candidates]}
-            for key, candidates in keys
+            for key, candidates, _ in keys
         ]
         juror = self.jurors[number]
         juror.used = True
         juror.ask({"keys": wanted, "rounds": count})
         answer = juror.wait(self.patience, tick)
-        if "error" in answer:
-            return [], str(answer["error"])
-        told = _understood(answer.get("rounds"), [len(candidates) for _, candidates in keys], count)
+        if ERROR in answer:
+            return [], str(answer[ERROR])
+        told = _understood(answer.get(HEARD), [[times] * len(candidates) for _, candidates, times in keys], count)
         return (told, "") if told else ([], _NONSENSE)
 
     def revive(self, tick: Tick) -> None:
@@ -185,15 +183,24 @@ def convened(count: int, plan: Path, device: torch.device, patience: float) -> I
         yield Jury(start, {number: start(number) for number in range(1, count + 1)}, patience)
 
 
-def _understood(said: Any, sizes: Sequence[int], count: int) -> list[list[rule.Round]]:  # noqa: ANN401 - read from JSON
-    """`count` rounds for each key, of as many candidates as it has; nothing where something else was said."""
+def _understood(said: Any, shapes: Sequence[Sequence[int]], count: int) -> list[Answer]:  # noqa: ANN401 - read from JSON
+    """For each key `count` rounds, each of so many times for each candidate, or why not; nothing where something else
+    was said.
+    """
     try:
-        told: list[list[rule.Round]] = [
-            [{place: tuple(map(float, times)) for place, times in enumerate(one)} for one in mine] for mine in said
-        ]
-    except (TypeError, ValueError):
+        return [_answer(one, shape, count) for one, shape in zip(said, shapes, strict=True)]
+    except (AttributeError, KeyError, TypeError, ValueError):
         return []
-    return told if [[len(one) for one in mine] for mine in told] == [[size] * count for size in sizes] else []
+
+
+def _answer(said: Mapping[str, Any], shape: Sequence[int], count: int) -> Answer:
+    """What was said for one key. Raises `ValueError` and others where it is something else."""
+    if said.get(ERROR):
+        return [], str(said[ERROR])
+    told: list[rule.Round] = [{c: tuple(map(float, times)) for c, times in enumerate(one)} for one in said[ROUNDS]]
+    if [[len(times) for times in one.values()] for one in told] != [shape] * count:
+        raise ValueError(_NONSENSE)
+    return told, ""
 
 
 def _close(stream: IO[str]) -> None:

@@ -37,7 +37,8 @@ class Matter:
     `points` are the token counts that the entry answers, the bucket first. `running` are the candidates that go on to
     the next sitting. Of each sitting there are its rounds, and in `seats` whose process it was in: 0 is the rank's own.
     `clear` says that more time would change nothing, `short` that there was no time for more, `failed` which candidates
-    cannot be timed, `error` why a rank could not begin, `stopped` why one could not time them again.
+    cannot be timed, `error` why a rank could not begin, `stopped` why one could not time them again; `without` says of
+    which jurors, by number, one could not, and why: the key has its sittings in the other processes.
     """
 
     where: Key
@@ -51,6 +52,18 @@ class Matter:
     short: bool = False
     error: str = ""
     stopped: str = ""
+    without: dict[int, str] = field(default_factory=dict)
+
+    def goes_on(self, seats: Sequence[int], looks: int) -> bool:
+        """Whether it comes to one more sitting in one of `seats`. After the first `looks`, find who comes to that."""
+        if len(self.sittings) == looks:
+            self.running = rule.contenders(self.sittings, len(set(seats) - set(self.without)))
+        self.clear = self.clear or self.running == [0]
+        return not (self.clear or self.stopped) and len(self.sittings) < rule.MOST_SITTINGS
+
+    def asked(self) -> tuple[Key, list[Candidate], int]:
+        """What a juror is asked: the candidates that are running, and how many times each has in a round."""
+        return self.where, [self.candidates[number] for number in self.running], len(self.sittings[0][0][0])
 
     def sat(self, seat: int, told: Sequence[rule.Round]) -> None:
         """Note a sitting of those that were running; drop who needs no more."""

@@ -322,25 +322,116 @@ def tactic_missing():
 
 def juror_dies():
     """A juror's process ends before it has said anything."""
-    if "pipeline.tune.judging.juror" in sys.orig_argv:
+    if _is_juror():
         _after("pipeline.tune.judging.questions", lambda module: os._exit(9))
 
 
 def juror_leaves_a_key_out():
     """A juror answers for one key less than it was asked for; in the rank no candidate is ruled out unasked."""
-
-    def shorter(module):
-        real = module.rounds
-        module.rounds = lambda trials, count: real(trials, count)[:-1]
-
-    def all_lead(module):
-        module.leading = lambda screened, processes=1: sorted(screened)
-
-    if "pipeline.tune.judging.juror" in sys.orig_argv:
-        _after("pipeline.tune.judging.benches", shorter)
-    else:
+    if not _is_juror():
         judged_together()
-        _after("pipeline.tune.judging.rule", all_lead)
+        _after("pipeline.tune.judging.rule", lambda module: _leads(module, None))
+        return
+    import json
+
+    real = json.dumps
+
+    def dumps(said, *words, **more):
+        shorter = isinstance(said, dict) and "heard" in said
+        return real({**said, "heard": said["heard"][:-1]} if shorter else said, *words, **more)
+
+    json.dumps = dumps
+
+
+def juror_cannot_run_a_candidate():
+    """On the way of a GPU, what is no default fails at 16 tokens in the jurors of rank 1."""
+    as_on_a_gpu()
+    _five_sittings()
+
+    def change(module):
+        real = module.run
+
+        def run(point, inputs, candidate):
+            if len(inputs[0]) == 16 and candidate.tactic != -1:
+                raise RuntimeError("planted")
+            real(point, inputs, candidate)
+
+        module.run = run
+
+    if _is_juror() and os.environ["RANK"] == "1":
+        _after("pipeline.tune.judging.bench", change)
+
+
+def jurors_have_no_memory_for_two_keys():
+    """For one in the jurors of rank 0, for another in those of rank 1."""
+    judged_together()
+    _five_sittings()
+
+    def change(module):
+        real = module.bench
+
+        def bench(points, candidates, device, told, bucket, **more):
+            if bucket == (1, 16)[int(os.environ["RANK"])]:
+                raise MemoryError("planted")
+            return real(points, candidates, device, told, bucket, **more)
+
+        module.bench = bench
+
+    if _is_juror():
+        _after("pipeline.tune.judging.benches", change)
+
+
+def rounds_fail_at_16():
+    """Benches can be made, and those of 16 tokens not be timed."""
+
+    def change(module):
+        real = module.CpuBench.rounds
+
+        def rounds(self, *words, **more):
+            if len(self._points[0].inputs[0]) == 16:
+                raise RuntimeError("planted")
+            return real(self, *words, **more)
+
+        module.CpuBench.rounds = rounds
+
+    _after("pipeline.tune.judging.bench", change)
+
+
+def _is_juror():
+    return "pipeline.tune.judging.juror" in sys.orig_argv
+
+
+def _leads(module, number):
+    """So many candidates are not ruled out unasked."""
+    module.leading = lambda screened, processes=1: sorted(screened)[:number]
+
+
+def _five_sittings():
+    """The default and one more are timed in five sittings, and a row's note ends with the processes that these were in."""
+    from dataclasses import replace
+
+    def rule(module):
+        _leads(module, 2)
+        real = module.settle
+        module.MOST_SITTINGS = 5
+        module.contenders = lambda sittings, processes=1: sorted(sittings[-1][-1])
+        module.settle = lambda *words: replace(real(*words), clear=False, drop=())
+
+    def court(module):
+        real = module.Court._decide
+
+        def decide(self, matter, seconds):
+            real(self, matter, seconds)
+            judged = self.session.measured.judged
+            (key,) = judged.keys() - told
+            told.add(key)
+            judged[key] = replace(judged[key], note=f"{judged[key].note}; seats {matter.seats}")
+
+        told = set()
+        module.Court._decide = decide
+
+    _after("pipeline.tune.judging.rule", rule)
+    _after("pipeline.tune.judging.court", court)
 
 
 def slow_bench_of_wide():
@@ -589,7 +680,7 @@ def hanging_on_a_gpu():
     def spin(count, inputs, tactic):
         _spin(tactic == 1 and len(inputs[0]) == 16)
 
-    if "pipeline.tune.judging.juror" not in sys.orig_argv:
+    if not _is_juror():
         _in_measured(spin)
 
 
@@ -612,7 +703,7 @@ def hanging_in_rounds_on_a_gpu():
 
 def hanging_in_jurors_on_a_gpu():
     """The same in jurors alone."""
-    if "pipeline.tune.judging.juror" in sys.orig_argv:
+    if _is_juror():
         hanging_in_rounds_on_a_gpu()
 
 
