@@ -7,8 +7,8 @@ tuned, and not in the middle. Works with 0.6.16.post3 and 0.7.4; what only newer
 
 from __future__ import annotations
 
-import contextlib
 import importlib
+import traceback
 from collections.abc import Mapping
 from functools import reduce
 from typing import Any
@@ -57,11 +57,11 @@ class FlashInferMissing(TuningError):
 def load() -> Any:  # noqa: ANN401 - FlashInfer has no types
     """Import FlashInfer and return its autotuner module.
 
-    Raises `FlashInferMissing`, `FlashInferTooOld` or `FlashInferMoved`.
+    Raises `FlashInferMissing`, `FlashInferTooOld`, `FlashInferOfNoVersion` or `FlashInferMoved`.
     """
     missing: list[str] = []
-    with contextlib.suppress(ImportError, OSError):  # told apart below
-        check_version(version())
+    if (here := _version_if_any()) is not None:
+        check_version(here)
     for module, names in NAMES.items():
         try:
             found = importlib.import_module(module)
@@ -74,6 +74,14 @@ def load() -> Any:  # noqa: ANN401 - FlashInfer has no types
             raise FlashInferMissing(
                 f"FlashInfer cannot write its workspace: {error}",
                 hint="set FLASHINFER_WORKSPACE_BASE to a directory that this user may write",
+            ) from error
+        except (Exception, SystemExit) as error:
+            said = next(iter(str(error).splitlines()), "")
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            raise FlashInferMissing(
+                f"FlashInfer cannot be imported: {type(error).__name__}: {said}",
+                details=[*str(error).splitlines()[1:], f"raised in {where.filename}:{where.lineno}"],
+                hint=f"`import {module}` has to work with this Python: mend or reinstall what raised it",
             ) from error
         missing += [f"{module}.{name}" for name in names if not _has(found, name)]
     _refuse(missing)
@@ -88,6 +96,14 @@ def check_instance(tuner: object) -> None:
 def version() -> str:
     """FlashInfer's version."""
     return str(importlib.import_module("flashinfer.version").__version__)
+
+
+def _version_if_any() -> str | None:
+    """The version, or None where whatever is wrong is told by looking at all the names."""
+    try:
+        return version()
+    except (Exception, SystemExit):  # noqa: BLE001 - an import runs anything
+        return None
 
 
 def has_process_group() -> bool:
@@ -207,7 +223,7 @@ def _has(module: object, name: str) -> bool:
 def _refuse(missing: list[str]) -> None:
     if missing:
         raise FlashInferMoved(
-            f"FlashInfer {version()} has no {missing[0]}",
+            f"FlashInfer {_version_if_any() or ''} has no {missing[0]}".replace("  ", " "),
             details=[f"missing: {name}" for name in missing],
             hint="use a FlashInfer between 0.6.16.post3 and 0.7.4, or mend pipeline/tune/flashinfer_api.py",
         )

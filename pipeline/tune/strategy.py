@@ -28,6 +28,10 @@ class StrategyRefused(UsageError):
     """The strategy that was asked for cannot be had here."""
 
 
+class FlashInferOfNoVersion(UsageError):
+    """What FlashInfer calls its version is none."""
+
+
 class FlashInferTooOld(UsageError):
     """This FlashInfer must not be tuned with, whatever the strategy."""
 
@@ -46,7 +50,15 @@ class Strategy:
 
 
 def check_version(version: str) -> None:
-    """Refuse a FlashInfer that cannot be tuned soundly; raise `FlashInferTooOld` with the reason."""
+    """Refuse a FlashInfer that cannot be tuned soundly; raise `FlashInferTooOld` with the reason.
+
+    Raises `FlashInferOfNoVersion` where nothing can be said of it.
+    """
+    if not release(version):
+        raise FlashInferOfNoVersion(
+            f"FlashInfer calls its version {version!r}, of which nothing can be said",
+            hint="use a published one, 0.6.16.post3 or newer, in versions.json",
+        )
     if refusal := too_old(version, release(version)):
         raise FlashInferTooOld(refusal, hint=REMEDY)
 

@@ -23,6 +23,7 @@ from pipeline.tune.doubts import MEASURED_NOTHING, ONE_CANDIDATE, doubt, doubtfu
 from pipeline.tune.state import TAKEN_UP, StateUnusable, all_terms, find_kept, forget, open_state, terms
 from pipeline.tune.strategy import (
     STRATEGIES,
+    FlashInferOfNoVersion,
     FlashInferTooOld,
     StrategyRefused,
     check_version,
@@ -53,7 +54,10 @@ def test_the_release_of_a_version(version: str, numbers: tuple[int, ...]) -> Non
 def test_versions_that_may_be_tuned_with() -> None:
     for version in ("0.6.16", "0.6.16.post3", "0.6.18.post1", "0.7.4", "1.0"):
         check_version(version)
-    for version in ("0.6.15.post1", "0.6.13", "0.6.12", "0.2", ""):
+    for version in ("", "None", "main-abc"):
+        with pytest.raises(FlashInferOfNoVersion, match="nothing can be said"):
+            check_version(version)
+    for version in ("0.6.15.post1", "0.6.13", "0.6.12", "0.2"):
         with pytest.raises(FlashInferTooOld, match="no process group") as caught:
             check_version(version)
         assert ("collide" in caught.value.message) == (release(version) < (0, 6, 13))
