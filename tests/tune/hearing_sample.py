@@ -55,10 +55,12 @@ class Jury:
         if LOCAL.chance.random() < LOCAL.lost:
             return [], "no answer"
         answers = [
-            ([], "no memory") if LOCAL.chance.random() < LOCAL.declines else (times(range(len(candidates)), count), "")
+            ([], "declined", LOCAL.chance.randrange(len(candidates)))
+            if LOCAL.chance.random() < LOCAL.declines
+            else (times(range(len(candidates)), count), "", 0)
             for _, candidates, _ in keys
         ]
-        self.declined += [(number, key) for (key, _, _), (_, why) in zip(keys, answers, strict=True) if why]
+        self.declined += [(number, key) for (key, _, _), (_, why, _) in zip(keys, answers, strict=True) if why]
         return answers, ""
 
     def dismiss(self, number, why):
@@ -110,6 +112,8 @@ def what_happened(matters):
         found = [name for name in ("error", "stopped", "clear", "short") if matter[name]]
         assert found or len(matter["sittings"]) == rule.MOST_SITTINGS, matter
         assert len(matter["seats"]) == len(matter["sittings"])
+        assert not {*matter["failed"]} & {*matter["running"]} and 0 in matter["running"]
+        assert not any({*matter["failed"]} & {*one} for sitting in matter["sittings"] for one in sitting)
         yield from found or ["all sittings"]
         yield from ["a juror declined"] if matter["without"] else []
     who = {why.split(":")[0] for matter in matters for why in matter["without"].values()}

@@ -110,23 +110,29 @@ def test_a_juror_that_says_something_else_is_left_out_and_its_rank_named(
 
 
 def sittings_by_bucket(tuner: Tuner, make_plan: Callable[..., Plan], place: Path, fault: str) -> dict[int, list[str]]:
-    """Of each bucket what its row says after how long it took: who had no sitting, and whose process each was in."""
+    """Of each bucket what its row says, but how long five sittings took: who had none, and whose process each was in."""
     whole = make_plan()
     plan = write_plan(replace(whole, ops=(replace(whole.ops[1], buckets=(1, 8, 16)),)), place / "plan.json")
     done = tuner.run("pipeline.tune", plan, place / "out", *ON, "--jurors", "1", fault=fault, rank="*", warm=False)
     assert done.status == 0, done.stderr
     manifest, _ = read(place / "out")
     assert not manifest.notes
-    assert all("40 rounds in 5 sittings" in row.note for row in manifest.covered)
-    return {row.bucket: row.note.split("; ")[1:] for row in manifest.covered}
+    chosen = {row.bucket: row.decided_by for row in manifest.covered}
+    assert all((row.decided_by, row.failed) == ("default", 1) for row in manifest.covered if "tactic" in row.note), (
+        chosen
+    )
+    return {
+        row.bucket: [part for part in row.note.split("; ") if "40 rounds in 5 sittings" not in part]
+        for row in manifest.covered
+    }
 
 
-def test_a_candidate_that_fails_in_a_juror_costs_its_key_that_process_alone(
+def test_a_candidate_that_fails_in_a_juror_cannot_be_chosen_and_costs_its_key_alone(
     tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
 ) -> None:
     found = sittings_by_bucket(tuner, make_plan, tmp_path, "juror_cannot_run_a_candidate")
     assert re.fullmatch(r"no sitting in juror 1: on rank 1: Cpu\w+ tactic .+: RuntimeError: planted", found[16].pop(0))
-    assert found == {1: ["seats [0, 1, 0, 1, 0]"], 8: ["seats [0, 1, 0, 1, 0]"], 16: ["seats [0, 0, 0, 0, 0]"]}
+    assert found == {1: ["seats [0, 1, 0, 1, 0]"], 8: ["seats [0, 1, 0, 1, 0]"], 16: ["seats [0]"]}
 
 
 def test_keys_for_which_the_jurors_of_different_ranks_have_no_memory_go_on_without_them(
@@ -210,6 +216,7 @@ def test_a_juror_answers_what_it_is_asked_and_ends_with_its_rank(tuner: Tuner, p
     assert all(isinstance(times[0], float) for mine in heard for one in mine["rounds"] for times in one)
     first, _, last = answers[2]["heard"]
     assert first["error"].startswith("CpuWholeRunner tactic no such: ")
+    assert first["failed"] == 1
     assert last == {"error": "KeyError: (0, 1, 9)"}
 
 

@@ -148,11 +148,12 @@ class Hearing:
             return False
         for place, matter in enumerate(matters):
             answers = [(rank, *told[place]) for rank, told, _ in said]
-            unable = next((f"on rank {rank}: {why}" for rank, _, why in answers if why), "")
+            unable = [f"on rank {rank}: {why}" for rank, _, why, _ in answers if why]
             if unable:
-                matter.without[number] = unable
+                matter.without[number] = unable[0]
+                matter.rule_out({matter.running[failed]: why for _, _, why, failed in answers if failed})
             else:
-                matter.sat(number, _joined([told for _, told, _ in answers]))
+                matter.sat(number, _joined([told for _, told, _, _ in answers]))
         return True
 
     def _build(self, matters: Sequence[Matter]) -> list[Bench | None]:

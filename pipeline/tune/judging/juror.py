@@ -39,9 +39,11 @@ if TYPE_CHECKING:
 
 READY, RELEASE = "ready", "release"
 HEARD, ROUNDS, ERROR = "heard", "rounds", "error"  # of each key: its rounds, or an error; of the whole, an error alone
+FAILED = "failed"  # beside a key's error: the place of the candidate that failed
 
 T = TypeVar("T")
 Trial = tuple[Bench, Sequence[int]]  # a bench, and which of its candidates are timed
+Unable = dict[str, Any]  # what is answered for a key that is not timed; empty for others
 
 
 @dataclass
@@ -75,18 +77,18 @@ class Juror:
             (int(op), int(bucket), int(entry)) for op, bucket, entry in (one["key"] for one in asked["keys"])
         ]
         made = self._trials(keys, asked["keys"])
-        if any(why for _, why in made):
+        if any(unable for _, unable in made):
             self._spare()
         trials = [trial for trial, _ in made if trial is not None]
         self.benches += [trial for trial, _ in trials]
         timed = iter(_timed(trials, int(asked["rounds"])))
-        return {HEARD: [{ERROR: why} if trial is None else next(timed) for trial, why in made]}
+        return {HEARD: [next(timed) if trial else unable for trial, unable in made]}
 
-    def _trials(self, keys: Sequence[Key], asked: Sequence[Mapping[str, Any]]) -> list[tuple[Trial | None, str]]:
+    def _trials(self, keys: Sequence[Key], asked: Sequence[Mapping[str, Any]]) -> list[tuple[Trial | None, Unable]]:
         """What is timed of each key, or why nothing is."""
         _, why = _tried(lambda: self._hold(keys))
         if why:
-            return [(None, why)] * len(keys)
+            return [(None, {ERROR: why})] * len(keys)
         copies = copies_for(self.device)
         return [self._trial(key, one["candidates"], copies) for key, one in zip(keys, asked, strict=True)]
 
@@ -106,7 +108,7 @@ class Juror:
 
     def _trial(
         self, key: Key, candidates: Sequence[tuple[int, Any]], copies: Copies | None
-    ) -> tuple[Trial | None, str]:
+    ) -> tuple[Trial | None, Unable]:
         """A bench of a key's candidates, all of which run, or why there is none."""
         wanted = [Candidate(int(runner), flashinfer_api.tactic_of(tactic)) for runner, tactic in candidates]
 
@@ -115,12 +117,13 @@ class Juror:
 
         made, why = _tried(make)
         if made is None:
-            return None, why
+            return None, {ERROR: why}
         if not made.failed:
-            return (made, range(len(wanted))), ""
+            return (made, range(len(wanted))), {}
         number, why = next(iter(made.failed.items()))
         runner = type(self.points[key][0].runners[wanted[number].runner]).__name__
-        return None, f"{runner} tactic {flashinfer_api.tactic_json(wanted[number].tactic)}: {why}"
+        tactic = flashinfer_api.tactic_json(wanted[number].tactic)
+        return None, {ERROR: f"{runner} tactic {tactic}: {why}", FAILED: number}
 
     def _points(self, key: Key) -> list[Question]:
         """The counts that a key's entry answers, found once for all entries of its bucket."""

@@ -29,7 +29,7 @@ from pipeline.tune.tied import starter
 
 from . import rule
 from .bench import Candidate
-from .juror import ERROR, HEARD, READY, RELEASE, ROUNDS
+from .juror import ERROR, FAILED, HEARD, READY, RELEASE, ROUNDS
 from .questions import Key
 
 GPU_JURORS = 3  # with the rank itself four processes: as many as a decision needs sittings
@@ -40,7 +40,7 @@ _NONSENSE = "it said something else"
 
 Tick = Callable[[str], None]
 Asked = tuple[Key, Sequence[Candidate], int]  # a key, its candidates, how many times each has in a round
-Answer = tuple[list[rule.Round], str]  # of one key: its rounds, or why there are none
+Answer = tuple[list[rule.Round], str, int]  # of one key: its rounds, or why there are none, and who failed where not 0
 
 
 class Process(Protocol):
@@ -196,11 +196,14 @@ def _understood(said: Any, shapes: Sequence[Sequence[int]], count: int) -> list[
 def _answer(said: Mapping[str, Any], shape: Sequence[int], count: int) -> Answer:
     """What was said for one key. Raises `ValueError` and others where it is something else."""
     if said.get(ERROR):
-        return [], str(said[ERROR])
+        failed = said.get(FAILED, 0)
+        if failed not in range(len(shape)):
+            raise ValueError(_NONSENSE)
+        return [], str(said[ERROR]), int(failed)
     told: list[rule.Round] = [{c: tuple(map(float, times)) for c, times in enumerate(one)} for one in said[ROUNDS]]
     if [[len(times) for times in one.values()] for one in told] != [shape] * count:
         raise ValueError(_NONSENSE)
-    return told, ""
+    return told, "", 0
 
 
 def _close(stream: IO[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.tune.attempt import Attempt
@@ -64,6 +64,15 @@ class Matter:
     def asked(self) -> tuple[Key, list[Candidate], int]:
         """What a juror is asked: the candidates that are running, and how many times each has in a round."""
         return self.where, [self.candidates[number] for number in self.running], len(self.sittings[0][0][0])
+
+    def rule_out(self, failed: Mapping[int, str]) -> None:
+        """Candidates that failed in one of the processes, as they may in a server's: none of them can be chosen."""
+        self.failed |= failed
+        self.running = [number for number in self.running if number not in failed]
+        self.sittings = [
+            [{number: times for number, times in one.items() if number not in failed} for one in sitting]
+            for sitting in self.sittings
+        ]
 
     def sat(self, seat: int, told: Sequence[rule.Round]) -> None:
         """Note a sitting of those that were running; drop who needs no more."""
