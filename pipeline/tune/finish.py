@@ -12,7 +12,7 @@ from pipeline.contract.key import Key
 from pipeline.contract.manifest import Manifest
 from pipeline.contract.places import MANIFEST_FILE
 
-from .rank import result_path, saved_path, terms_path
+from .rank import NO_ROOM, result_path, saved_path, terms_path
 from .save import OutUnusable, publish
 from .state import forget
 
@@ -28,8 +28,9 @@ def finish(out: Path, work: Path, state: Path | None) -> dict[str, object]:
         place = publish(out, Key.parse(manifest.key), saved, manifest)
     except OSError as error:
         kept = "; --state keeps what was tuned" if state is not None else ""
+        todo = "free room there" if error.errno in NO_ROOM else "move what is in the way, or name another directory"
         raise OutUnusable(
-            f"{out} cannot be written to: {error.strerror}", hint=f"nothing was saved{kept}; free room there"
+            f"{error.filename or out} cannot be written to: {error.strerror}", hint=f"nothing was saved{kept}; {todo}"
         ) from error
     forget(state, json.loads(terms_path(work).read_bytes()))
     told: dict[str, object] = json.loads(result_path(work, 0).read_bytes())

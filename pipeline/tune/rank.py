@@ -30,7 +30,7 @@ from .tied import tie
 _FAREWELL_SECONDS = 30.0  # how long a failed rank waits to be ended by its supervisor
 _RESERVE = 16 << 10  # bytes kept for a rank's failure, which is to be told on a full disk too
 _NO_MEMORY = ("MemoryError", "OutOfMemoryError")  # the second is torch's, which is not imported here
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # what a full disk answers
 
 
 class CollectiveFailed(BaseException):
@@ -127,7 +127,7 @@ def describe(rank: int, error: BaseException, place: str) -> RankFailure:
         return RankFailure(rank, "collective", int(Exit.TUNING), str(error))
     if isinstance(error, DeviceLost):
         return RankFailure(rank, "device", int(Exit.TUNING), str(error))
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
         where = f" ({error.filename})" if error.filename else ""
         hint = f"nothing was saved; free room on that disk, or set {ENV_WORKSPACE} to a folder of another"
         return RankFailure(rank, "refused", int(Exit.USAGE), f"{os.strerror(error.errno)}{where} at: {place}", hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import shutil
 import sys
 import tempfile
@@ -11,9 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import cache_samples
 import pytest
 
+from pipeline.contract.places import MANIFEST_FILE
 from pipeline.tune import rank, save
+from pipeline.tune.finish import finish
 from pipeline.tune.state import StateUnusable, open_state
 from pipeline.tune.supervise import Crew, environment, supervise
 from pipeline.tune.troubles import RankUsageRefused
@@ -113,6 +117,21 @@ def test_two_that_begin_at_once_find_the_same_place(
     monkeypatch.setattr(tempfile, "mkdtemp", other)
     save.open_out(place)
     assert place.exists() == (meanwhile == "in use")
+
+
+def test_what_is_in_the_way_of_a_result_is_named(tmp_path: Path) -> None:
+    found, data = cache_samples.manifest()
+    saved = rank.saved_path(tmp_path)
+    saved.parent.mkdir()
+    saved.write_bytes(data)
+    saved.with_name(MANIFEST_FILE).write_text(json.dumps(found.to_json()))
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / found.key.split("/")[0]).touch()
+    with pytest.raises(save.OutUnusable) as caught:
+        finish(out, tmp_path, tmp_path)
+    assert caught.value.message.startswith(f"{out}/{found.key.split('/')[0]}")
+    assert caught.value.hint.startswith("nothing was saved; --state keeps what was tuned; move what is in the way")
 
 
 class OutOfMemoryError(RuntimeError):
