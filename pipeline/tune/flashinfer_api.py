@@ -220,6 +220,16 @@ def _has(module: object, name: str) -> bool:
     return True
 
 
+def listed_as_bad(tuner: Any) -> list[str]:  # noqa: ANN401 - an AutoTuner
+    """The file keys of entries whose tactic is on the user's own blocklist: a lookup would not ask it."""
+    invalid = tuner._blocklist._invalid
+    return [
+        key
+        for key, held in (entries(tuner).items() if invalid else ())
+        if tactic_hashable(held.tactic) in invalid.get(f"{key.split(chr(39))[1]}::{held.runner}", ())
+    ]
+
+
 def _refuse(missing: list[str]) -> None:
     if missing:
         raise FlashInferMoved(

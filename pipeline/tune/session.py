@@ -37,7 +37,7 @@ from .ranks import Ranks, join
 from .record import read_record
 from .state import Kept, all_terms, find_kept, forget
 from .strategy import SYNCHRONIZED, Strategy, choose
-from .tuner import ObservedTuner
+from .tuner import BLOCKLIST, ObservedTuner
 
 if TYPE_CHECKING:
     from .judging.budget import Budget
@@ -199,10 +199,14 @@ def begin(options: Options, steps: Steps) -> Session:
     tuner.banned = frozenset(one.attempt.identity for one in crashes)
     for one in crashes:
         flashinfer_api.forget(tuner, one.attempt.entry)
+    bad = flashinfer_api.listed_as_bad(tuner)
+    for key in bad:
+        flashinfer_api.forget(tuner, key)
     measured = Measured((*earlier.covered, *kept.covered))
     session = Session(options, plan, ranks, device, record, tuner, measured, earlier, facts, started, began)
     session.strategy, session.began_with = strategy, frozenset(flashinfer_api.entries(tuner))
     session.notes += [*kept.notes, *shared_note(facts)]
+    session.notes += [f"{len(bad)} of the entries taken up are on {BLOCKLIST}, and were tuned again"] if bad else []
     session.blocked += [*kept.blocked, *(one.blocked() for one in crashes)]
     steps.begin()
     return session

@@ -265,6 +265,24 @@ def test_what_cannot_be_kept_is_no_reason_to_end(tuner: Tuner, make_plan: Callab
     assert done.told["notes"] == ["finished ops could not be kept in --state: No space left on device"]
 
 
+@pytest.mark.once
+def test_an_entry_that_the_user_lists_as_bad_is_not_taken_up(
+    tuner: Tuner, tuned: tuple[Path, Any], make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    root, _ = tuned
+    row = next(row for row in read_manifest(root).covered if row.tactic != -1)
+    listed = {f"{row.entry.split(chr(39))[1]}::{row.runner}": [row.tactic]}
+    (tmp_path / "bad.json").write_text(json.dumps({"invalid_tactics": listed}))
+    file = write_plan(make_plan(), tmp_path / "plan.json")
+    words = [tuner.python, "-m", "pipeline.tune", file, tmp_path / "out", "--judge", "off", "--previous", root]
+    environment = {**tuner.environment(), "FLASHINFER_TACTICS_BLOCKLIST": str(tmp_path / "bad.json")}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert any("are on FLASHINFER_TACTICS_BLOCKLIST" in note for note in json.loads(done.stdout)["notes"])
+    chosen = read_manifest(tmp_path / "out").covered
+    assert (row.runner, row.tactic) not in [(other.runner, other.tactic) for other in chosen]
+
+
 def test_a_blocklist_that_flashinfer_cannot_read_is_said(
     tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
 ) -> None:
