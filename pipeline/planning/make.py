@@ -16,7 +16,7 @@ from .choice import Context
 from .facts import Facts, read_facts
 from .find import find_model
 from .ops import CUDNN_BF16, choose
-from .parts import model_parts
+from .parts import model_parts, quantizable_modules
 from .problems import PlanRefused, Problems
 from .quant import read_quantization
 from .remarks import left_beside, remarks
@@ -166,7 +166,8 @@ def make_plan(
     context = Context(facts, target, flashinfer_version, able, counts, backends or {}, ops or ())
     planned: list[OpPlan] = []
     untuned: list[Untuned] = []
-    for part in model_parts(facts, layout, quantization, problems):
+    parts = model_parts(facts, layout, quantization, problems)
+    for part in parts:
         chosen, left = choose(part, context)
         planned += chosen
         untuned += left
@@ -189,7 +190,7 @@ def make_plan(
         seed=seed,
         untuned=_grouped(untuned),
     )
-    notes = remarks(plan, facts, quantization, own=bool(buckets))
+    notes = remarks(plan, facts, quantization, quantizable_modules(parts), own=bool(buckets))
     return replace(plan, notes=(*notes, UNSEEN) if found.from_hub and not quantization.groups else notes)
 
 

@@ -191,6 +191,11 @@ def model_parts(facts: Facts, layout: Layout, quantization: Quantization, proble
     return _named(found)
 
 
+def quantizable_modules(parts: Sequence[Part]) -> list[str]:
+    """The names of all modules whose scheme the quantization decides."""
+    return [f"model.layers.{i}.{m}" for part in parts if part.quantizable for i in part.layers for m in part.modules]
+
+
 def _named(parts: Sequence[Part]) -> list[Part]:
     """Parts with unique names: where one part is quantized in some layers only, the scheme joins the name."""
     names = [part.name for part in parts]

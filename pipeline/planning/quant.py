@@ -109,15 +109,29 @@ class Quantization:
         """The scheme of a product whose weight is made of `modules` (merged projections are quantized alike)."""
         if self.experts_only and not experts:
             return NONE
-        if self.towers:
-            below = [f"model.language_model.{name.removeprefix('model.')}" for name in modules]
-            modules = [*modules, *(f"language_model.{name}" for name in modules), *below]
+        modules = self._spelled(modules)
         if any(name in self.ignored for name in modules):
             return NONE
         for targets, scheme in self.groups:
             if targets is None or any(name in targets for name in modules):
                 return scheme
         return NONE
+
+    def idle(self, modules: Sequence[str]) -> list[tuple[str, Scheme]]:
+        """The groups that hold none of `modules`: their targets, as far as a line holds them, and scheme."""
+        spelled = self._spelled(modules)
+        return [
+            (shown(", ".join(targets.patterns), 60), scheme)
+            for targets, scheme in self.groups
+            if targets is not None and not any(name in targets for name in spelled)
+        ]
+
+    def _spelled(self, modules: Sequence[str]) -> Sequence[str]:
+        """Modules by every name that the lists may have for them."""
+        if not self.towers:
+            return modules
+        below = [f"model.language_model.{name.removeprefix('model.')}" for name in modules]
+        return [*modules, *(f"language_model.{name}" for name in modules), *below]
 
 
 def _strings(value: object) -> Iterable[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pipeline.contract.plan import OpPlan, Plan, Untuned
 
@@ -61,7 +61,14 @@ def _cuda(plan: Plan, *, own: bool) -> Iterator[str]:
         )
 
 
-def remarks(plan: Plan, facts: Facts, quantization: Quantization, *, own: bool) -> tuple[str, ...]:
-    """The notes of a plan; `own` says that the user named the buckets."""
+def remarks(
+    plan: Plan, facts: Facts, quantization: Quantization, modules: Sequence[str], *, own: bool
+) -> tuple[str, ...]:
+    """The notes of a plan; `modules` are those that can be quantized, `own` says that the user named the buckets."""
     found = _cpu(plan, facts, quantization) if plan.device == "cpu" else _cuda(plan, own=own)
-    return tuple(found)
+    idle = [
+        f"quantization_config: its group of {scheme} has the targets {targets}, which no product of a decoder layer "
+        "is: nothing is planned with it"
+        for targets, scheme in quantization.idle(modules)
+    ]
+    return (*found, *idle)

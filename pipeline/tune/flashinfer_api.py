@@ -230,6 +230,13 @@ def listed_as_bad(tuner: Any) -> list[str]:  # noqa: ANN401 - an AutoTuner
     ]
 
 
+def blocklist_told(tuner: Any, variable: str) -> list[str]:  # noqa: ANN401 - an AutoTuner
+    """A line on the user's own blocklist, which takes tactics out of every choice; none where it is empty."""
+    invalid = {runner: tactics for runner, tactics in tuner._blocklist._invalid.items() if tactics}
+    many = sum(map(len, invalid.values()))
+    return [f"{variable} leaves out {many} tactics of {', '.join(sorted(invalid))}"] if invalid else []
+
+
 def _refuse(missing: list[str]) -> None:
     if missing:
         raise FlashInferMoved(

@@ -30,6 +30,7 @@ from .tied import tie
 _FAREWELL_SECONDS = 30.0  # how long a failed rank waits to be ended by its supervisor
 _RESERVE = 16 << 10  # bytes kept for a rank's failure, which is to be told on a full disk too
 _NO_MEMORY = ("MemoryError", "OutOfMemoryError")  # the second is torch's, which is not imported here
+_NO_MEMORY_SAID = ("DefaultCPUAllocator: can't allocate memory", "Storage size calculation overflowed")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # what a full disk answers
 
 
@@ -131,7 +132,7 @@ def describe(rank: int, error: BaseException, place: str) -> RankFailure:
         where = f" ({error.filename})" if error.filename else ""
         hint = f"nothing was saved; free room on that disk, or set {ENV_WORKSPACE} to a folder of another"
         return RankFailure(rank, "refused", int(Exit.USAGE), f"{os.strerror(error.errno)}{where} at: {place}", hint)
-    if type(error).__name__ in _NO_MEMORY or "DefaultCPUAllocator: can't allocate memory" in str(error):
+    if type(error).__name__ in _NO_MEMORY or any(words in str(error) for words in _NO_MEMORY_SAID):
         said = str(error).strip().splitlines()[:1] or [type(error).__name__]
         hint = "nothing was saved; free memory, plan with a smaller --max-tokens, or leave the op out (--skip-ops)"
         return RankFailure(rank, "refused", int(Exit.TUNING), f"out of memory at: {place}", hint, tuple(said))

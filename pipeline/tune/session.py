@@ -206,6 +206,7 @@ def begin(options: Options, steps: Steps) -> Session:
     session = Session(options, plan, ranks, device, record, tuner, measured, earlier, facts, started, began)
     session.strategy, session.began_with = strategy, frozenset(flashinfer_api.entries(tuner))
     session.notes += [*kept.notes, *shared_note(facts)]
+    session.notes += flashinfer_api.blocklist_told(tuner, BLOCKLIST)
     session.notes += [f"{len(bad)} of the entries taken up are on {BLOCKLIST}, and were tuned again"] if bad else []
     session.blocked += [*kept.blocked, *(one.blocked() for one in crashes)]
     steps.begin()

@@ -1,6 +1,7 @@
 """quantization_config in the spellings that checkpoints use."""
 
 import pytest
+from planning_samples import config_of, plan_of
 
 from pipeline.planning.problems import Problems
 from pipeline.planning.quant import Kind, Modules, read_quantization
@@ -118,6 +119,14 @@ def test_first_group_that_names_a_module_counts():
     found = read_quantization({"quantization_config": config}, Problems())
     assert found.scheme(["model.layers.0.mlp.up_proj"]).kind is Kind.NVFP4
     assert found.scheme([PROJECTION]).kind is Kind.FP8_TENSOR
+
+
+def test_a_group_that_holds_no_product_is_told(tmp_path):
+    wide = group(num_bits=8, type="float", strategy="tensor")
+    for targets, told in ((["Linaer"], True), (["re:.*mlp.*"], False), (["Linear"], False)):
+        config = tensors("compressed-tensors", config_groups={"a": {**wide, "targets": targets}})
+        notes = plan_of(config_of(tmp_path, "Llama-3.1-8B", quantization_config=config)).notes
+        assert [f"targets {targets[0]}, which no product" in note for note in notes].count(True) == told, targets
 
 
 # moonshotai/Kimi-K2.5 keeps it in text_config, the FP8 exports of Mistral-Small-3.1 beside it; names begin with the tower

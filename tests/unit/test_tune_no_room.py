@@ -144,6 +144,7 @@ class OutOfMemoryError(RuntimeError):
         MemoryError(),
         OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore"),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+        RuntimeError("Storage size calculation overflowed with sizes=[1000000000000, 1000000000000]"),
     ],
 )
 def test_memory_that_runs_out_anywhere_is_said_without_a_traceback(error: Exception) -> None:
