@@ -164,7 +164,7 @@ def test_a_juror_that_is_lost_is_started_again_before_the_next_op_and_once(tuner
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told.pop("bounds of a release") == 1
-    sat, late, else_ = [[[{"0": [0.0], "1": [1.0]}], ""]], "no answer within 3 s", "it said something else"
+    sat, late, else_ = [[[{"0": [0.0], "1": [1.0]}], "", 0]], "no answer within 3 s", "it said something else"
     without, again = "judging went on without juror 1: ", "juror 1 was started again"
     assert told == {
         "works": {"sittings": [sat, sat, sat], "notes": [], "starts": 1},

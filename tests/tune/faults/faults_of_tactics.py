@@ -106,14 +106,14 @@ def hanging_in_rounds():
     _hanging_where_judged(1)
 
 
-def _hanging_where_judged(after):
+def _hanging_where_judged(rounds_before):
     _one_is_fast()
 
     def change(module):
         real, rounds, seen = module.run, module.CpuBench.rounds, [0]
 
         def run(point, inputs, candidate):
-            here = os.environ["RANK"] == "1" and len(inputs[0]) == 16 and seen[0] >= after
+            here = os.environ["RANK"] == "1" and len(inputs[0]) == 16 and seen[0] >= rounds_before
             _hang(here and candidate.tactic == ("upcast", "nk", 0, 0, 1))
             real(point, inputs, candidate)
 
