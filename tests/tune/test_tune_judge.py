@@ -168,7 +168,7 @@ def test_a_juror_that_is_lost_is_started_again_before_the_next_op_and_once(tuner
     without, again = "judging went on without juror 1: ", "juror 1 was started again"
     assert told == {
         "works": {"sittings": [sat, sat, sat], "notes": [], "starts": 1},
-        "declines": {"sittings": [[[[], "no memory"]]] * 3, "notes": [], "starts": 1},
+        "declines": {"sittings": [[[[], "no memory", 0]]] * 3, "notes": [], "starts": 1},
         "hangs works": {
             "sittings": [late, sat, sat], "notes": [f"{without}on rank 0: {late}", again], "starts": 2,
         },
