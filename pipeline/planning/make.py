@@ -173,9 +173,9 @@ def make_plan(
         untuned += left
     planned, skipped = _asked_for(planned, [u.name for u in untuned], ops, skip_ops, problems)
     problems.check()
-    planned, lost = _told_apart(planned, flashinfer_version)
+    kept, lost = _told_apart(_merged(planned), flashinfer_version)
     untuned = [*untuned, *lost, *skipped, *left_beside(facts)]
-    if not planned:
+    if not kept:
         raise _nothing(facts, target, untuned)
     plan = Plan(
         model=facts.name,
@@ -183,7 +183,7 @@ def make_plan(
         arch=target.arch,
         flashinfer_version=flashinfer_version,
         layout=layout,
-        ops=_merged(planned),
+        ops=tuple(kept),
         # FlashInfer itself rounds up to its own buckets: a server without any context must ask for the same entries.
         round_up=round_up or (target.device == "cuda" and not buckets),
         skip_ops=tuple(dict.fromkeys(skip_ops)),
