@@ -240,7 +240,7 @@ def blocklist_told(tuner: Any, variable: str) -> list[str]:  # noqa: ANN401 - an
 def _refuse(missing: list[str]) -> None:
     if missing:
         raise FlashInferMoved(
-            f"FlashInfer {_version_if_any() or ''} has no {missing[0]}".replace("  ", " "),
+            " ".join(filter(None, ("FlashInfer", _version_if_any(), f"has no {missing[0]}"))),
             details=[f"missing: {name}" for name in missing],
             hint="use a FlashInfer between 0.6.16.post3 and 0.7.4, or mend pipeline/tune/flashinfer_api.py",
         )

@@ -166,7 +166,7 @@ class Host:
         plan = self.record.out / "plan.json"
         words = ["plan", self.model, *self.planned, "--arch", self.gpus.gpus[0].arch, "--out", str(plan)]
         subprocess.run([sys.executable, "-m", "pipeline", *words], cwd=ROOT, check=True, capture_output=True)
-        self._bare()
+        self._lay_out(self._bare())
         nothing = {"PIPELINE_AUTOTUNE_CACHE_DIR": "/nowhere"}
         floor: list[dict[str, Any]] = []
         found: dict[str, list[dict[str, Any]]] = {"a": [], "c": []}
@@ -184,8 +184,8 @@ class Host:
         words = ["python3", "/tmp/first_pass.py", mode, f"/tmp/{plan.name}"]
         return start(self.client, image, words, [FIRST_PASS, plan], {"environment": environment, **self.gpus.options()})
 
-    def _bare(self) -> None:
-        """The image without its cache and its compiled modules; both are laid out for the floor as well."""
+    def _bare(self) -> str:
+        """Make the image without its cache and its compiled modules; where in the image those are."""
         where = "import os, flashinfer.jit.env as e; print(os.path.realpath(e.FLASHINFER_AOT_DIR))"
         options = self.gpus.options()
         said = self.client.containers.run(TUNED, ["python3", "-c", where], remove=True, network_mode="none", **options)
@@ -195,6 +195,10 @@ class Host:
             input=f"FROM {TUNED}\nRUN rm -rf {aot} {CACHE_ROOT}\n", env={**os.environ, "DOCKER_BUILDKIT": "0"},
         )  # fmt: skip
         self.record.put("image without cache and modules", {"status": made.returncode, "said": made.stderr[-300:]})
+        return aot
+
+    def _lay_out(self, aot: str) -> None:
+        """The image's cache and compiled modules, for a process outside."""
         for source, target in ((aot, self._host_aot()), (CACHE_ROOT, "/tmp/e2e-cache")):
             subprocess.run(["mkdir", "-p", target], check=True)
             out = subprocess.run(["docker", "create", TUNED, "x"], capture_output=True, text=True, check=True)

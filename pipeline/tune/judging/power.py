@@ -137,8 +137,7 @@ def rounds(
     parts: Sequence[Part[Mark]], count: int, *, both: bool, sleep: Callable[[float], None] = time.sleep
 ) -> list[list[Round]]:
     """`count` rounds of each key's candidates: all points at rest; where `both`, then all points under load."""
-    for stage, _ in parts[:1]:
-        stage.wake()
+    parts[0][0].wake()
     timer = _Timer(parts, sleep)
     rested = timer.at_rest(count, cool=both)
     if not both:
