@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock, Thread, Timer
 from typing import IO
 
 from .contract.errors import PipelineError, UsageError
@@ -39,6 +40,7 @@ _KEPT_PREFIXES = (
 _SECRETS = {"DOCKER_AUTH_CONFIG"}  # although their prefix is kept: whoever needs one is handed it
 _PROXIES = {"http_proxy", "https_proxy", "no_proxy", "all_proxy", "ftp_proxy"}
 _TAIL = 20
+_HELD = 5.0  # seconds: a process that outlives the one we started, outside its group, may hold its pipe open for ever
 PIPE = subprocess.PIPE  # for `spawn`, where the caller talks with the process
 
 
@@ -137,7 +139,10 @@ def spawn(
     stderr: int | IO[str] | None = None,
     stdin: int | IO[bytes] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a process in its own group and end the whole group on the way out, whatever happened."""
+    """Start a process in its own group and end the whole group on the way out, whatever happened.
+
+    Whoever asks for a pipe closes it: closing one here would wait for a thread that reads it.
+    """
     find_program(command[0])
     process = subprocess.Popen(
         list(command),
@@ -155,9 +160,55 @@ def spawn(
     finally:
         if process.poll() is None:
             end_group(process)
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
+
+
+class _Readers:
+    """The threads that read what a process says, each until its pipe ends; who is still reading at `end` is left."""
+
+    def __init__(self, sink: IO[str] | None, echo: bool, on_line: Callable[[str], None] | None) -> None:
+        self.tail: deque[str] = deque(maxlen=_TAIL)
+        self.captured: list[str] = []
+        self._sink, self._echo, self._on_line = sink, echo, on_line
+        self._taking = Lock()  # held while a line is taken in: none comes once the log is closed
+        self._over = False
+        self._threads: list[Thread] = []
+
+    def start(self, process: subprocess.Popen[str]) -> None:
+        """Read stdout as data and stderr as lines, or stdout as lines where both are one."""
+        ways = [(process.stdout, self._follow if process.stderr is None else self._collect)]
+        ways += [] if process.stderr is None else [(process.stderr, self._follow)]
+        for stream, way in ways:
+            self._threads.append(Thread(target=way, args=(stream,), daemon=True))
+            self._threads[-1].start()
+
+    def end(self) -> None:
+        """Wait until all is read, for a while; take in nothing after that."""
+        deadline = time.monotonic() + _HELD
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        with self._taking:
+            self._over = True
+
+    def _follow(self, stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
+                with self._taking:
+                    if not self._over:
+                        self._take(line.rstrip("\n"))
+
+    def _take(self, text: str) -> None:
+        self.tail.append(text)
+        if self._sink is not None:
+            self._sink.write(text + "\n")
+            self._sink.flush()
+        if self._echo:
+            sys.stderr.write(text + "\n")
+        if self._on_line is not None:
+            self._on_line(text)
+
+    def _collect(self, stream: IO[str]) -> None:
+        with stream:
+            self.captured.extend(stream)
 
 
 def run(
@@ -179,10 +230,6 @@ def run(
     `log` receives every line; `echo` repeats each line on our stderr; `on_line` sees each line. A status outside
     `accept` raises `ProcessFailed` with the last 20 lines; `timeout` (seconds) raises `ProcessTimedOut`.
     """
-    from threading import Thread, Timer
-
-    tail: deque[str] = deque(maxlen=_TAIL)
-    captured: list[str] = []
     expired = False
     with contextlib.ExitStack() as stack:
         sink = None
@@ -201,47 +248,29 @@ def run(
                 stderr=subprocess.PIPE if capture else subprocess.STDOUT,
             )
         )
-
-        def follow(stream: IO[str]) -> None:
-            for line in stream:
-                text = line.rstrip("\n")
-                tail.append(text)
-                if sink is not None:
-                    sink.write(text + "\n")
-                    sink.flush()
-                if echo:
-                    sys.stderr.write(text + "\n")
-                if on_line is not None:
-                    on_line(text)
-
-        def collect(stream: IO[str]) -> None:
-            captured.append(stream.read())
+        readers = _Readers(sink, echo, on_line)
 
         def expire() -> None:
             nonlocal expired
             expired = True
             end_group(process)
 
-        readers = [Thread(target=collect if capture else follow, args=(process.stdout,), daemon=True)]
-        if capture:
-            readers.append(Thread(target=follow, args=(process.stderr,), daemon=True))
-        for reader in readers:
-            reader.start()
         timer = Timer(timeout, expire) if timeout is not None else None
-        if timer is not None:
-            timer.daemon = True
-            timer.start()
         try:
+            readers.start(process)
+            if timer is not None:
+                timer.daemon = True
+                timer.start()
             status = process.wait()
-            deadline = time.monotonic() + 5.0
-            for reader in readers:  # a grandchild may hold the pipe open: do not wait for it for ever
-                reader.join(max(0.0, deadline - time.monotonic()))
         finally:
             if timer is not None:
                 timer.cancel()
-    lines = tuple(tail)
+            if process.poll() is None:  # interrupted: what it says while it is ended is still read
+                end_group(process)
+            readers.end()
+    lines = tuple(readers.tail)
     if expired:
         raise ProcessTimedOut(command, timeout or 0.0, lines, str(log or ""))
     if status not in accept:
         raise ProcessFailed(command, status, lines, str(log or ""))
-    return Finished(status, "".join(captured), lines)
+    return Finished(status, "".join(readers.captured), lines)

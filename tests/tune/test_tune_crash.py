@@ -38,7 +38,7 @@ def blocked(root: Path) -> list[dict[str, Any]]:
     [
         ("crashing_tactic", "synchronized", "rank 1 was ended by SIGSEGV", 20),
         ("device_lost", "sharded", "the GPU of rank 1 takes no more work: AcceleratorError: planted", 20),
-        ("hanging_tactic", "synchronized", r"did not return within \d+ s on rank 1", 6),
+        ("hanging_tactic", "synchronized", r"did not return within \d+ s on rank 1", 10),
     ],
 )
 def test_it_is_left_out_and_named(
@@ -64,7 +64,7 @@ def test_it_is_left_out_and_named(
     manifest = read_manifest(tmp_path / "out")
     chosen = {(row.op, row.bucket): row for row in manifest.covered}
     assert len(chosen) == 5
-    assert chosen["wide", 8].tactic[:2] != ["blas", "nk"]
+    assert chosen["wide", 8].tactic not in [one["tactic"] for one in rows]
     assert chosen["wide", 8].failed == len(rows)
     assert chosen["wide", 1].failed == chosen["wide", 32].failed == 0  # at other buckets it may run
     taken = {row.op for row in manifest.covered if row.note == "taken up from an interrupted run"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -52,6 +53,40 @@ def test_a_bound_ends_the_whole_process_group(tmp_path: Path) -> None:
         time.sleep(0.1)
     else:
         pytest.fail(f"process {pid} outlived its group")
+
+
+@pytest.mark.parametrize("capture", [True, False])
+def test_a_pipe_that_somebody_keeps_open_is_not_waited_for(tmp_path: Path, capture: bool) -> None:
+    """Nor is what is said there later written to a log that is closed, which would be an error in a thread."""
+    late = (
+        f"import time; time.sleep(6); print('late', flush=True); open({str(tmp_path / 'late')!r}, 'w'); time.sleep(60)"
+    )
+    child = (
+        "import subprocess, sys; print('said', flush=True);"
+        f"print(subprocess.Popen([sys.executable, '-c', {late!r}], start_new_session=True).pid, file=open('pid', 'w'))"
+    )
+    began = time.monotonic()
+    done = run(python(child), capture=capture, log=tmp_path / "log", cwd=tmp_path)
+    try:
+        assert time.monotonic() - began < 20
+        assert (done.stdout if capture else done.tail) == ("said\n" if capture else ("said",))
+        while not (tmp_path / "late").exists():
+            time.sleep(0.05)
+        time.sleep(0.2)
+        assert (tmp_path / "log").read_text().splitlines()[1:] == ([] if capture else ["said"])
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+def test_an_interruption_ends_the_process_and_reads_what_it_says_at_its_end(tmp_path: Path) -> None:
+    child = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: exit(print('last', flush=True) or 0))\n"
+        "os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run(python(child), log=tmp_path / "log", cwd=tmp_path)
+    assert (tmp_path / "log").read_text().endswith("\nlast\n")
 
 
 def test_a_child_sees_no_secret_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,7 +217,7 @@ def _follow(stream: IO[str]) -> queue.Queue[str]:
     lines: queue.Queue[str] = queue.Queue()
 
     def read() -> None:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError), stream:
             for line in stream:
                 lines.put(line)
         lines.put(_ENDED)
