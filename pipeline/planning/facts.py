@@ -113,11 +113,12 @@ def _told(value: object) -> str:
 
 
 class _Reader:
-    """Reads sizes of one config and notes what is missing or wrong; a wrong size reads as 1."""
+    """Reads sizes of one config and notes what is missing or wrong; a wrong size reads as 1, and is among `wrong`."""
 
     def __init__(self, config: Mapping[str, object], problems: Problems) -> None:
         self.config = config
         self.problems = problems
+        self.wrong: set[str] = set()
 
     def size(self, name: str, default: int | None = None, *, least: int = 1, most: int = LARGEST_SIZE) -> int:
         value = self.config.get(name)
@@ -125,11 +126,17 @@ class _Reader:
             return default
         if type(value) is int and least <= value <= most:
             return value
+        self.wrong.add(name)
         if value is None:
             self.problems.add(f"config.json: {name} is missing", "is this the config.json of a language model?")
         else:
             self.problems.add(f"config.json: {name} is {_told(value)}, not a whole number from {least} to {most}")
         return max(1, least)
+
+    def misfit(self, message: str, *names: str) -> None:
+        """Note that sizes do not fit together, unless one of them is wrong by itself, which is said already."""
+        if self.wrong.isdisjoint(names):
+            self.problems.add(f"config.json: {message}")
 
     def indices(self, name: str) -> frozenset[int]:
         value = self.config.get(name) or ()
@@ -165,7 +172,7 @@ def _moe(family: str, read: _Reader, layers: int) -> Moe | None:
     experts = read.size(keys.experts)
     top_k = read.size("num_experts_per_tok")
     if top_k > experts:
-        read.problems.add(f"config.json: num_experts_per_tok {top_k} is more than {experts} experts")
+        read.misfit(f"num_experts_per_tok {top_k} is more than {experts} experts", "num_experts_per_tok", keys.experts)
     oai = family == "gpt_oss"
     return Moe(
         layers=_moe_layers(family, read, layers),
@@ -222,7 +229,8 @@ def read_facts(name: str, config: Mapping[str, object], problems: Problems) -> F
     hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
     kv_heads = read.size("num_key_value_heads", default=heads)
     if heads % kv_heads and not (family in MOE and MOE[family].mla):
-        problems.add(f"config.json: {heads} attention heads do not share {kv_heads} key-value heads evenly")
+        message = f"{heads} attention heads do not share {kv_heads} key-value heads evenly"
+        read.misfit(message, "num_attention_heads", "num_key_value_heads")
     return Facts(
         name=name,
         family=family,

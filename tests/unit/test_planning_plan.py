@@ -442,6 +442,29 @@ def test_one_thing_wrong_is_one_line(tmp_path, config, message):
     assert not caught.value.details
 
 
+_SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "vocab_size"),
+)
+
+
+@pytest.mark.parametrize("value", [0, -4, 2.5])
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        ("Llama-3.1-8B", _SIZES),
+        ("Mixtral-8x7B", (*_SIZES, "num_local_experts", "num_experts_per_tok")),
+        ("Qwen3-30B-A3B", (*_SIZES, "num_experts", "moe_intermediate_size", "decoder_sparse_step")),
+        ("DeepSeek-V3", (*_SIZES, "n_routed_experts", "q_lora_rank", "v_head_dim", "moe_layer_freq")),
+    ],
+)
+def test_a_size_that_is_none_is_one_line(tmp_path, model, names, value):
+    for name in names:
+        with pytest.raises(PlanRefused, match=f"config.json: {name} is {value}, not a whole number from 1") as caught:
+            plan_of(config_of(tmp_path, model, **{name: value}))
+        assert not caught.value.details, name
+
+
 def test_seeded_shuffle_of_options_changes_nothing():
     names = ["bf16_gemm", "fp8_gemm", "fp4_gemm"]
     digests = set()
