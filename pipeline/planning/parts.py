@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.contract.plan import Layout
 
+from .expressions import try_all
 from .facts import Facts, Mla, Moe
 from .problems import Problems
 from .quant import NONE, Kind, Quantization, Scheme, other
@@ -165,6 +166,11 @@ def model_parts(facts: Facts, layout: Layout, quantization: Quantization, proble
     """Every part of one rank in the order a layer runs them; what cannot be divided is added to `problems`."""
     if layout.ep > 1 and not facts.moe:
         problems.add(f"EP={layout.ep}: {facts.name} has no experts to deal out", "leave EP out")
+    if quantization.expressions:  # in a copy, on what is asked below at the most: that may never end
+        all_parts = [part for parts in _model(facts, Split(facts, layout), Quantization()) for part in parts]
+        names = quantizable_modules([replace(part, layers=tuple(range(facts.layers))) for part in all_parts])
+        if not try_all(quantization.expressions, quantization.spelled(names), problems):
+            return []
     split = Split(facts, layout)
     every, dense, sparse = _model(facts, split, quantization)
     vocab, stages = split.vocab(), split.stages()

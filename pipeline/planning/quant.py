@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.cache.finding import shown
 
+from .expressions import PREFIX, Expression, expressions
 from .problems import Problems
 
 
@@ -71,18 +72,17 @@ class Modules:
 
     @cached_property
     def _plain(self) -> frozenset[str]:
-        return frozenset(p for p in self.patterns if not p.startswith("re:") and not re.search(r"[*?\[]", p))
+        return frozenset(p for p in self.patterns if not p.startswith(PREFIX) and not re.search(r"[*?\[]", p))
 
     @cached_property
     def _globs(self) -> re.Pattern[str] | None:
         # the standard library's translation takes no star back, so that no pattern can keep us busy for ever
-        found = [p for p in self.patterns if p not in self._plain and not p.startswith("re:")]
+        found = [p for p in self.patterns if p not in self._plain and not p.startswith(PREFIX)]
         return re.compile("|".join(map(fnmatch.translate, found))) if found else None
 
     @cached_property
-    def expressions(self) -> tuple[re.Pattern[str], ...]:
-        """The patterns that begin with `re:`, compiled; raises `re.error`."""
-        return tuple(re.compile(pattern[3:]) for pattern in self.patterns if pattern.startswith("re:"))
+    def _expressions(self) -> tuple[re.Pattern[str], ...]:
+        return tuple(re.compile(p.removeprefix(PREFIX)) for p in self.patterns if p.startswith(PREFIX))
 
     def __contains__(self, name: str) -> bool:
         if self._plain or self._globs:
@@ -90,7 +90,7 @@ class Modules:
             spans = [".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)]
             if not self._plain.isdisjoint(spans) or (self._globs and any(map(self._globs.match, spans))):
                 return True
-        return any(expression.match(name) for expression in self.expressions)
+        return any(expression.match(name) for expression in self._expressions)
 
 
 @dataclass(frozen=True)
@@ -98,18 +98,20 @@ class Quantization:
     """The scheme of each module: the first group whose targets hold it, unless it is among the ignored.
 
     `towers`: the language model is one of several, and the lists name its modules below `language_model`.
+    `expressions`: those in all lists, to be tried before a scheme is asked for.
     """
 
     groups: tuple[tuple[Modules | None, Scheme], ...] = ()
     ignored: Modules = field(default_factory=Modules)
     experts_only: bool = False
     towers: bool = False
+    expressions: tuple[Expression, ...] = ()
 
     def scheme(self, modules: Sequence[str], *, experts: bool = False) -> Scheme:
         """The scheme of a product whose weight is made of `modules` (merged projections are quantized alike)."""
         if self.experts_only and not experts:
             return NONE
-        modules = self._spelled(modules)
+        modules = self.spelled(modules)
         if any(name in self.ignored for name in modules):
             return NONE
         for targets, scheme in self.groups:
@@ -119,14 +121,14 @@ class Quantization:
 
     def idle(self, modules: Sequence[str]) -> list[tuple[str, Scheme]]:
         """The groups that hold none of `modules`: their targets, as far as a line holds them, and scheme."""
-        spelled = self._spelled(modules)
+        spelled = self.spelled(modules)
         return [
             (shown(", ".join(targets.patterns), 60), scheme)
             for targets, scheme in self.groups
             if targets is not None and not any(name in targets for name in spelled)
         ]
 
-    def _spelled(self, modules: Sequence[str]) -> Sequence[str]:
+    def spelled(self, modules: Sequence[str]) -> Sequence[str]:
         """Modules by every name that the lists may have for them."""
         if not self.towers:
             return modules
@@ -213,6 +215,9 @@ def _groups(method: str, config: Mapping[str, Any]) -> tuple[tuple[Modules | Non
     return ((None, scheme),) if scheme else _config_groups(config)
 
 
+_IGNORED = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
+
+
 def read_quantization(config: Mapping[str, object], problems: Problems) -> Quantization:
     """Read `quantization_config` of a config.json; a model without one is unquantized.
 
@@ -233,20 +238,13 @@ def read_quantization(config: Mapping[str, object], problems: Problems) -> Quant
             "config.json: quantization_config has no quant_method", "say how: fp8, modelopt, awq, bitsandbytes, …"
         )
         return Quantization()
-    ignored = [
-        name
-        for key in ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
-        for name in _strings(value.get(key))
-    ]
+    lists = {key: _strings(value.get(key)) for key in _IGNORED}
+    ignored = tuple(name for names in lists.values() for name in names)
     groups = _groups(method, value)
-    for pattern in (*ignored, *(pattern for targets, _ in groups if targets for pattern in targets.patterns)):
-        try:
-            _ = Modules((pattern,)).expressions
-        except re.error as error:
-            problems.add(
-                f"config.json: quantization_config names {shown(repr(pattern), 60)}, which is no expression: {error}"
-            )
+    lists |= {"config_groups": [name for targets, _ in groups if targets for name in targets.patterns]}
+    found = [one for key, names in lists.items() for one in expressions(f"quantization_config.{key}", names, problems)]
     if problems.found:
         return Quantization()
-    listed = Modules(tuple(ignored))
-    return Quantization(groups, listed, experts_only=method == "mxfp4", towers=bool(towers))
+    return Quantization(
+        groups, Modules(ignored), experts_only=method == "mxfp4", towers=bool(towers), expressions=tuple(found)
+    )

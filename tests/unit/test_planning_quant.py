@@ -1,9 +1,13 @@
 """quantization_config in the spellings that checkpoints use."""
 
+import json
+
 import pytest
 from planning_samples import config_of, plan_of
 
-from pipeline.planning.problems import Problems
+from pipeline.planning import parts
+from pipeline.planning.find import find_model
+from pipeline.planning.problems import PlanRefused, Problems
 from pipeline.planning.quant import Kind, Modules, read_quantization
 
 PROJECTION = "model.layers.7.self_attn.q_proj"
@@ -157,6 +161,8 @@ def test_a_language_model_among_towers(inside, listed):
     [
         "fp8",
         {"quant_method": "fp8", "ignore": ["re:("]},
+        {"quant_method": "fp8", "exclude_modules": ["re:" + "(" * 5000 + ")" * 5000]},
+        {"quant_method": "fp8", "ignored_layers": ["re:a{99999999999}"]},
         {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["re:("]}}},
         {"quant_method": None},
         [1],
@@ -167,3 +173,51 @@ def test_nonsense_is_a_problem(config):
     problems = Problems()
     read_quantization({"quantization_config": config}, problems)
     assert problems.found
+
+
+_ENDLESS = "re:([a-z0-9_.]+)+!$"
+
+
+@pytest.mark.parametrize(
+    ("field", "quantization"),
+    [
+        ("ignore", tensors("compressed-tensors", ignore=["lm_head", "re:.*gate$", _ENDLESS])),
+        ("exclude_modules", tensors("modelopt", quant_algo="FP8", exclude_modules=[_ENDLESS])),
+        (
+            "config_groups",
+            tensors(
+                "compressed-tensors", config_groups={"a": {**group(num_bits=8, type="float"), "targets": [_ENDLESS]}}
+            ),
+        ),
+    ],
+)
+def test_an_expression_without_end_is_refused_by_name(tmp_path, monkeypatch, field, quantization):
+    """Only the copy of the process that tries it first meets it: it would hold this test up for ever."""
+    monkeypatch.setattr("pipeline.planning.expressions.SECONDS", 1)
+    with pytest.raises(PlanRefused) as caught:
+        plan_of(config_of(tmp_path, "Llama-3.1-8B", quantization_config=quantization))
+    told = f"config.json: quantization_config.{field} names '{_ENDLESS}', which takes more than"
+    assert caught.value.message.startswith(told)
+    assert "repeat inside a repeat" in caught.value.hint
+
+
+def test_without_expressions_no_copy_of_the_process_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.planning.expressions.beside", None)
+    config = tensors("modelopt", quant_algo="FP8", exclude_modules=["lm_head", "model.layers.*.mlp"])
+    assert plan_of(config_of(tmp_path, "Llama-3.1-8B", quantization_config=config)).ops
+
+
+@pytest.mark.parametrize("model", ["Llama-3.1-8B", "Qwen3-30B-A3B", "DeepSeek-V3", "gpt-oss-120b"])
+@pytest.mark.parametrize("towers", [False, True])
+def test_all_that_a_plan_asks_was_tried_before(tmp_path, monkeypatch, model, towers):
+    tried, asked = set(), set()
+    monkeypatch.setattr(parts, "try_all", lambda _found, names, _problems: tried.update(names) or True)
+    monkeypatch.setattr(Modules, "__contains__", lambda _self, name: asked.add(name) or False)
+    config = dict(find_model(model).config)
+    quantization = tensors("fp8", ignore=["re:x"])
+    inner = {**config, "quantization_config": quantization}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"text_config": inner} if towers else inner))
+    plan_of(str(path))
+    assert asked
+    assert asked <= tried
