@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from .errors import UsageError
 from .plan import Plan
 
-REMEDY = "use --strategy synchronized or sharded"
+LEADER = "leader"  # the strategy in which the first rank that holds an op measures it
 
 
-def leader_unfit(plan: Plan) -> str:
-    """The refusal of `--strategy leader` for a plan with its reason, in one line; empty where it may be asked for."""
+class LeaderUnfit(UsageError):
+    """A leader was asked for whose work needs the ranks that would wait for it."""
+
+
+def check_leader(strategy: str, plan: Plan) -> None:
+    """Raise `LeaderUnfit` where `strategy` asks for a leader that this plan's ranks cannot wait for.
+
+    No strategy reaches an engine that tunes in its own start: such a plan is never refused.
+    """
     apart = [op.name for op in plan.ops if op.shape.get("ep", 1) > 1]
-    if plan.layout.ep == 1 and not apart:
-        return ""
+    if strategy != LEADER or plan.engine is not None or (plan.layout.ep == 1 and not apart):
+        return
     what = f"EP={plan.layout.ep}" if plan.layout.ep > 1 else f"{apart[0]} under expert parallelism"
-    return (
+    raise LeaderUnfit(
         f"--strategy leader with {what}: in an all-to-all the leader needs the other ranks, "
-        "and ranks that wait for a leader time out"
+        "and ranks that wait for a leader time out",
+        hint="use --strategy synchronized or sharded",
     )

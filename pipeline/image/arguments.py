@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.contract.bounds import budget, seconds
 from pipeline.contract.errors import UsageError
-from pipeline.contract.leading import REMEDY, leader_unfit
+from pipeline.contract.leading import check_leader
 from pipeline.contract.plan import Plan
 from pipeline.planning.arguments import MODEL_HELP, add_options, engine_plan, plan_from
 from pipeline.planning.engines import engine_start
@@ -136,6 +136,7 @@ def retune_request(arguments: argparse.Namespace) -> Request:
         retune=True,
         previous=check_previous(given.get("previous")),
         tune_in=given.get("tune_in", ""),
+        strategy=given.get("strategy", ""),
         tune_options=_words(arguments) if "timeout" in given else (),
         gpus=arguments.gpus,
         require_idle=given.get("require_idle", False),
@@ -202,8 +203,8 @@ def request_from(arguments: argparse.Namespace) -> Request:
         return plan_from(asked, ROOT, default=target) if start is None else engine_plan(asked, ROOT, start, target)
 
     made = plan(Target("cuda", "90a") if arguments.device.strip().lower() == "cuda" else None, "")
-    if arguments.strategy == "leader" and not arguments.cache and (refusal := leader_unfit(made)):
-        raise ChoicesClash(refusal, hint=REMEDY)
+    if not arguments.cache:
+        check_leader(arguments.strategy, made)
     return Request(
         root=ROOT,
         plan=plan,
@@ -216,6 +217,7 @@ def request_from(arguments: argparse.Namespace) -> Request:
         previous=previous,
         caches=arguments.cache,
         tune_in=arguments.tune_in,
+        strategy=arguments.strategy,
         tune_options=_tune_options(arguments),
         gpus=arguments.gpus,
         require_idle=arguments.require_idle,

@@ -32,6 +32,7 @@ class Request:
     previous: Path | None = None
     caches: tuple[Path, ...] = ()
     tune_in: TuneIn = ""
+    strategy: str = ""  # as the ranks are told it among the options below
     tune_options: tuple[str, ...] = ()  # for `python -m pipeline.tune`
     gpus: str = ""  # a CDI device name
     require_idle: bool = False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pipeline import log
 from pipeline.cache.tree import Stored
 from pipeline.contract.errors import CacheRefused, UsageError
+from pipeline.contract.leading import check_leader
 from pipeline.contract.places import CODE_ROOT
 from pipeline.contract.plan import Plan
 from pipeline.contract.verdict import Verdict
@@ -109,6 +110,8 @@ def retune(image: str, request: Request) -> Changed:
         if not here:
             names = ", ".join(dict.fromkeys(device_name(one.manifest) for one in own))
             raise DeviceElsewhere(f"{image} was tuned on {names}, which is not here", hint="retune it where that is")
+        for one in here:
+            check_leader(request.strategy, one.manifest.plan)
         made, seconds = [], 0.0
         for one in own:
             if one not in here:

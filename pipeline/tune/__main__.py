@@ -21,6 +21,7 @@ from pipeline import log
 from pipeline.contract.errors import PipelineError, UsageError
 from pipeline.contract.exits import Exit
 from pipeline.contract.files import write_json
+from pipeline.contract.leading import check_leader
 from pipeline.contract.places import FAILURE_FILE
 
 from .arguments import parser
@@ -30,7 +31,6 @@ from .planfile import read_plan
 from .save import open_out
 from .state import open_state
 from .steps import RankStep
-from .strategy import check_leader
 from .troubles import RankTrouble
 
 if TYPE_CHECKING:

@@ -14,13 +14,12 @@ from math import prod
 
 from pipeline.contract.digest import canonical_json
 from pipeline.contract.errors import UsageError
-from pipeline.contract.leading import REMEDY as REMEDY_UNLED
-from pipeline.contract.leading import leader_unfit
+from pipeline.contract.leading import LEADER, check_leader
 from pipeline.contract.mended import release
 from pipeline.contract.oldest import REMEDY, too_old
 from pipeline.contract.plan import OpPlan, Plan
 
-SYNCHRONIZED, LEADER, INDEPENDENT, SHARDED = "synchronized", "leader", "independent", "sharded"
+SYNCHRONIZED, INDEPENDENT, SHARDED = "synchronized", "independent", "sharded"
 STRATEGIES = (SYNCHRONIZED, LEADER, INDEPENDENT, SHARDED)
 
 
@@ -66,7 +65,8 @@ def check_version(version: str) -> None:
 def choose(asked: str, plan: Plan, world: int, *, version: str, process_group: bool) -> Strategy:
     """Take the strategy that was asked for (empty: none), or the best that FlashInfer allows.
 
-    `process_group` says whether FlashInfer has `set_autotune_process_group`. Raises `StrategyRefused`.
+    `process_group` says whether FlashInfer has `set_autotune_process_group`. Raises `StrategyRefused`
+    and `LeaderUnfit`.
     """
     has = f"FlashInfer {version} {'has' if process_group else 'lacks'} set_autotune_process_group"
     if asked == SYNCHRONIZED and not process_group:
@@ -83,12 +83,6 @@ def choose(asked: str, plan: Plan, world: int, *, version: str, process_group: b
         SHARDED: f"each op and bucket was tuned by one of {world} ranks, the results were joined",
     }[name]
     return Strategy(name, f"asked for: {what}" if asked else f"{has}: {what}")
-
-
-def check_leader(asked: str, plan: Plan) -> None:
-    """Raise `StrategyRefused` where a leader was asked for whose work needs the ranks that would wait for it."""
-    if asked == LEADER and (refusal := leader_unfit(plan)):
-        raise StrategyRefused(refusal, hint=REMEDY_UNLED)
 
 
 def deal(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pipeline.contract.digest import sha256_json
+from pipeline.contract.leading import LEADER
 from pipeline.contract.opnames import is_skipped
 from pipeline.contract.plan import OpPlan
 
@@ -22,7 +23,7 @@ from .judging.court import judge_op
 from .keeping import keep
 from .ops import adapter_of
 from .session import Session, holders
-from .strategy import LEADER, SHARDED, deal
+from .strategy import SHARDED, deal
 from .winners import prove
 
 
