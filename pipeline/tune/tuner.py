@@ -148,26 +148,17 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
         finally:
             self._op = outer
 
-    def search_cache(
-        self,
-        custom_op: str,
-        runners: Theirs,
-        input_shapes: Theirs,
-        tuning_config: Theirs,
-        inputs: Theirs = None,
-        **kwargs: Theirs,
-    ) -> Theirs:
+    def search_cache(self, *args: Theirs, **kwargs: Theirs) -> Theirs:
         """Look up for real and note the answer."""
-        found, lookup = self._look_up(custom_op, runners, input_shapes, tuning_config, inputs, **kwargs)
+        found, question = self._look_up(*args, **kwargs)
+        lookup = question.lookup
         self.watch.lookups.append(lookup)
         if not self.is_tuning_mode:
-            bucket = _bucket(lookup.profile, tuning_config)
+            bucket = _bucket(lookup.profile, question.config)
             entry = lookup.key if lookup.hit else ""
-            self.tried(Attempt(custom_op, lookup.runner, lookup.tactic, lookup.profile, bucket, entry))
-        if self.watch.questions is not None and inputs is not None:
-            self.watch.questions.append(
-                Question(custom_op, tuple(runners), tuning_config, list(inputs), dict(self._kwargs), lookup)
-            )
+            self.tried(Attempt(lookup.custom_op, lookup.runner, lookup.tactic, lookup.profile, bucket, entry))
+        if self.watch.questions is not None and question.inputs:
+            self.watch.questions.append(question)
         return found
 
     def ask_as_others(self, question: Question) -> Lookup:
@@ -176,7 +167,7 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
         Only looked up, not run, and not noted. The inputs give no more than dtypes to the key here.
         """
         shapes = other_shapes(self._get_input_sizes(question.inputs))
-        return self._look_up(question.custom_op, question.runners, shapes, question.config, question.inputs)[1]
+        return self._look_up(question.custom_op, question.runners, shapes, question.config, question.inputs)[1].lookup
 
     def _look_up(
         self,
@@ -186,8 +177,8 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
         tuning_config: Theirs,
         inputs: Theirs = None,
         **kwargs: Theirs,
-    ) -> tuple[Theirs, Lookup]:
-        """What the real `search_cache` returns, and what that says."""
+    ) -> tuple[Theirs, Question]:
+        """What the real `search_cache` returns, and what it was asked and answered."""
         found = super().search_cache(custom_op, runners, input_shapes, tuning_config, inputs, **kwargs)
         hit, runner_id, tactic, _ = found
         runner = runners[runner_id]
@@ -201,7 +192,7 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
             type(runner).__name__,
             _at._tactic_to_json(tactic),
         )
-        return found, lookup
+        return found, Question(custom_op, tuple(runners), tuning_config, list(inputs or ()), self._kwargs, lookup)
 
     def _prepare_input_tensors(self, *args: Theirs, **kwargs: Theirs) -> Theirs:
         with preparing("drawing inputs", self._op):
