@@ -21,10 +21,10 @@ import argparse
 import errno
 import importlib
 import io
-from typing import NoReturn
 
 from . import log
 from .commands import COMMANDS
+from .contract.commandline import Parser
 from .contract.errors import PipelineError, UsageError
 from .contract.exits import MEANING, Exit
 
@@ -47,18 +47,11 @@ def _columns() -> int:
         return 80
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with our way of refusing: one line, a hint, exit 2."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, hint=f"see `{self.prog} --help`")
-
-
 def _parser(words: list[str]) -> argparse.ArgumentParser:
     """All commands, or the one that is called: the help of the others is text that nobody sees then."""
     chosen = _chosen(words)
     codes = ", ".join(f"{code.value} {meaning}" for code, meaning in MEANING.items())
-    parser = _Parser(
+    parser = Parser(
         prog="pipeline",
         description="Tune FlashInfer kernels once, at image build, and bake the verified cache into the last layer.",
         epilog=f"Exit codes: {codes}.",
@@ -66,7 +59,7 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
         formatter_class=_Formatter,
     )
     # With `prog` argparse need not lay out a usage line for it.
-    sub = parser.add_subparsers(prog="pipeline", dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    sub = parser.add_subparsers(prog="pipeline", dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     for name in [chosen] if chosen is not None and words[0] == chosen else COMMANDS:
         module, line = COMMANDS[name]
         one = sub.add_parser(name, help=line, description=line, allow_abbrev=False, formatter_class=_Formatter)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.contract.commandline import path
 from pipeline.contract.errors import UsageError
 from pipeline.contract.exits import Exit
 
@@ -26,7 +27,7 @@ class BadFrontend(UsageError):
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `pipeline args`."""
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a Dockerfile")
+    parser.add_argument("files", nargs="+", type=path, metavar="FILE", help="a Dockerfile")
     parser.add_argument("--json", action="store_true", help="print an array of file, line, stage, name, value")
     parser.add_argument(
         "--frontend",

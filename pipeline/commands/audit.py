@@ -6,9 +6,9 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.contract.commandline import path
 from pipeline.contract.errors import UsageError
 from pipeline.contract.exits import Exit
 from pipeline.versions.findings import counted, printable
@@ -25,7 +25,7 @@ class NoTree(UsageError):
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `pipeline audit`."""
-    parser.add_argument("path", type=Path, metavar="PATH", help="the root of a repository")
+    parser.add_argument("path", type=path, metavar="PATH", help="the root of a repository")
     parser.add_argument("--all", action="store_true", help="also what is only possibly wrong")
     parser.add_argument("--json", action="store_true", help="print an object with findings, unreadable and counts")
 

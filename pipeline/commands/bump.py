@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from pipeline.contract.commandline import path
 from pipeline.contract.errors import UsageError
 from pipeline.contract.exits import Exit
 
@@ -22,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the diff, write nothing")
     parser.add_argument("--offline", action="store_true", help="ask no index: neither for versions nor for metadata")
     parser.add_argument("--allow-downgrade", action="store_true", help="let a version go down")
-    parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="the tree (default: here)")
+    parser.add_argument("--root", type=path, default=Path(), metavar="DIR", help="the tree (default: here)")
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.commands import _cache_registry
+from pipeline.contract.commandline import path, some
 from pipeline.contract.exits import Exit
 
 if TYPE_CHECKING:
@@ -32,10 +33,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     diff.add_argument("--json", action="store_true", help="as JSON on stdout")
     merge = actions.add_parser("merge", help="put several caches together; the same key with other contents is refused")
     merge.add_argument("inputs", nargs="+", metavar="IN", help="files, or directories, images and oci:DIR")
-    merge.add_argument("out", metavar="OUT", help="the new file or directory")
+    merge.add_argument("out", type=path, metavar="OUT", help="the new file or directory")
     export = actions.add_parser("export", help="take the caches out of an image")
     export.add_argument("source", metavar="IMAGE|DIR")
-    export.add_argument("out", metavar="DIR|oci:DIR[:TAG]", help="a new directory: a cache root or an OCI layout")
+    export.add_argument(
+        "out", type=some, metavar="DIR|oci:DIR[:TAG]", help="a new directory: a cache root or an OCI layout"
+    )
     prune = actions.add_parser("prune", help="remove caches from the host's store")
     prune.add_argument("--older-than", type=_days, metavar="DAYS", help="those made longer ago")
     prune.add_argument(
@@ -176,7 +179,7 @@ def _merge(arguments: argparse.Namespace) -> int:
     from pipeline.commands._caches import root_of
     from pipeline.versions.findings import counted
 
-    out = Path(arguments.out)
+    out: Path = arguments.out
     if all(Path(name).is_file() for name in arguments.inputs):
         value = merge_files([(name, read_cache(Path(name), where=name)) for name in arguments.inputs])
         write_file(value, out)

@@ -6,12 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
+from pipeline.contract.commandline import path
 from pipeline.contract.exits import Exit
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `pipeline check`."""
-    parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="the tree to check (default: here)")
+    parser.add_argument("--root", type=path, default=Path(), metavar="DIR", help="the tree to check (default: here)")
     parser.add_argument(
         "--format", choices=("text", "json", "github"), default="text", help="how findings are printed (default: text)"
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.contract.bounds import seconds
+from pipeline.contract.commandline import path
 from pipeline.contract.exits import Exit
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `explain`."""
     parser.add_argument("target", metavar="FILE|DIR|IMAGE", help="a cache file, a cache root or key, or an image")
     parser.add_argument(
-        "--env", type=Path, metavar="RECORD.json", help="compare with this record (FlashInfer's flat _metadata)"
+        "--env", type=path, metavar="RECORD.json", help="compare with this record (FlashInfer's flat _metadata)"
     )
     parser.add_argument("--live", action="store_true", help="compare with the record that a container of IMAGE reads")
     parser.add_argument("--startup-max-wait", type=seconds, default=1200, metavar="S", help="bound of --live, in s")

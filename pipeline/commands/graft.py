@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from pipeline.contract.commandline import path
 from pipeline.image.arguments import add_gpus, add_result_arguments, add_store, retune_request
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `graft`."""
     parser.add_argument("of", metavar="IMAGE", help="an image in the engine, with /opt/pipeline, torch and FlashInfer")
-    parser.add_argument("cache", metavar="CACHE", nargs="+", type=Path, help="roots above <flashinfer-version>/")
+    parser.add_argument("cache", metavar="CACHE", nargs="+", type=path, help="roots above <flashinfer-version>/")
     add_gpus(parser)
     add_store(parser)
     add_result_arguments(parser, "from model, GPU, key")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.contract.commandline import path
 from pipeline.contract.exits import Exit
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `pipeline pins`."""
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a requirements file")
+    parser.add_argument("files", nargs="+", type=path, metavar="FILE", help="a requirements file")
     parser.add_argument("--json", action="store_true", help="print an array of file, line, name, specifier, marker")
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from pipeline.contract.commandline import path
 from pipeline.planning.arguments import add_arguments, plan_from
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -15,7 +16,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `plan`."""
     add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="plan.json on stdout instead of a table")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write plan.json to FILE as well")
+    parser.add_argument("--out", metavar="FILE", type=path, help="write plan.json to FILE as well")
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -7,10 +7,10 @@ import copy
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.contract.bounds import seconds
+from pipeline.contract.commandline import path
 from pipeline.contract.exits import Exit
 from pipeline.image.arguments import ROOT, add_tuning_options, request_from
 
@@ -29,10 +29,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("release")
     group.add_argument("--registry", default="", metavar="R", help="host[:port][/repository] (repository: tuned)")
-    group.add_argument("--matrix", type=Path, metavar="FILE", help="release.toml: models, TP, GPU types, engines")
+    group.add_argument("--matrix", type=path, metavar="FILE", help="release.toml: models, TP, GPU types, engines")
     group.add_argument("--tag", default="", metavar="TEMPLATE", help="of tags that never move; {cache} is one field")
     group.add_argument("--move-tag", action="append", default=[], metavar="TEMPLATE", help="a tag that moves along")
-    group.add_argument("--verdict", action="append", default=[], type=Path, metavar="FILE|DIR", help="of other hosts")
+    group.add_argument("--verdict", action="append", default=[], type=path, metavar="FILE|DIR", help="of other hosts")
     group.add_argument(
         "--sign", default="", metavar="KEY", help="cosign.key or env://NAME; its password: COSIGN_PASSWORD"
     )

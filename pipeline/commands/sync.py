@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pipeline.contract.commandline import path
 from pipeline.contract.exits import Exit
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `pipeline sync`."""
-    parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="the tree to render (default: here)")
+    parser.add_argument("--root", type=path, default=Path(), metavar="DIR", help="the tree to render (default: here)")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -23,7 +24,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     with alone(arguments.root, lambda: log.note("waiting for another command that changes this tree")):
         changed = sync(arguments.root, load(arguments.root))
-    for path in changed:
-        print(printable(path))
+    for name in changed:
+        print(printable(name))
     log.note(f"{counted(len(changed), 'file')} changed" if changed else "every rendered file is up to date")
     return int(Exit.OK)

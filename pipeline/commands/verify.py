@@ -6,9 +6,9 @@ import argparse
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 from pipeline.contract.bounds import seconds
+from pipeline.contract.commandline import path
 
 _REMEDY = "`pipeline retune IMAGE` makes the caches of an image again, `pipeline image MODEL` builds it anew"
 
@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", choices=("static", "replay"), default="replay", help="look only, or run every op")
     parser.add_argument("--startup-max-wait", type=seconds, default=1200, metavar="S", help="bound of start and replay")
     parser.add_argument("--deep", action="store_true", help="list the last layer's files (reads the whole image)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the verdict to FILE")
+    parser.add_argument("--out", type=path, metavar="FILE", help="write the verdict to FILE")
     parser.add_argument("--json", action="store_true", help="the verdict on stdout")
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from pipeline.contract.commandline import path
 from pipeline.contract.errors import UsageError
 from pipeline.contract.exits import Exit
 
@@ -18,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `pipeline where`."""
     parser.add_argument("name", metavar="NAME", help="e.g. FLASHINFER_VERSION")
     parser.add_argument("--json", action="store_true", help="print an array of path, line, name, kind, text, wrong")
-    parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="the tree (default: here)")
+    parser.add_argument("--root", type=path, default=Path(), metavar="DIR", help="the tree (default: here)")
 
 
 def execute(arguments: argparse.Namespace) -> int:

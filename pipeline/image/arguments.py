@@ -7,6 +7,7 @@ import copy
 from pathlib import Path
 
 from pipeline.contract.bounds import budget, seconds
+from pipeline.contract.commandline import path
 from pipeline.contract.errors import UsageError
 from pipeline.contract.leading import check_leader
 from pipeline.contract.plan import Plan
@@ -58,7 +59,7 @@ def add_tuning_options(parser: argparse.ArgumentParser) -> None:
 def add_rank_arguments(group: argparse._ArgumentGroup) -> None:
     """Add where the ranks run, on which GPUs, how they tune, and what bounds them."""
     group.add_argument("--no-resume", action="store_true", help="take up nothing of an interrupted tuning, as --retune")
-    group.add_argument("--previous", type=Path, metavar="DIR", help="let the ranks start from this cache root")
+    group.add_argument("--previous", type=path, metavar="DIR", help="let the ranks start from this cache root")
     group.add_argument(
         "--tune-in",
         default="",

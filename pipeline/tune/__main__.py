@@ -156,8 +156,8 @@ def main(words: list[str] | None = None) -> int:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupted)
-    arguments = parser().parse_args(words)
     try:
+        arguments = parser().parse_args(words)
         open_out(arguments.out)
     except PipelineError as error:  # no place for failure.json either
         log.fail(error)

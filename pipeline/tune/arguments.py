@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 from pipeline.contract.bounds import budget, seconds, whole
+from pipeline.contract.commandline import Parser, path
 from pipeline.contract.plan import MOST_RANKS
 
 from .judging.budget import CPU_SECONDS, GPU_SECONDS
@@ -17,14 +15,12 @@ def ranks(text: str) -> int:
     return whole(text, "ranks", MOST_RANKS)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The parser of `python -m pipeline.tune`."""
-    found = argparse.ArgumentParser(
-        prog="python -m pipeline.tune", description="Tune a plan on all ranks in step.", allow_abbrev=False
-    )
-    found.add_argument("plan", type=Path, help="plan.json")
-    found.add_argument("out", type=Path, metavar="OUT", help="directory to write <version>/<arch>/<hash>/ below")
-    found.add_argument("--previous", type=Path, metavar="DIR", help="take up a sound cache below DIR")
+    found = Parser(prog="python -m pipeline.tune", description="Tune a plan on all ranks in step.", allow_abbrev=False)
+    found.add_argument("plan", type=path, help="plan.json")
+    found.add_argument("out", type=path, metavar="OUT", help="directory to write <version>/<arch>/<hash>/ below")
+    found.add_argument("--previous", type=path, metavar="DIR", help="take up a sound cache below DIR")
     found.add_argument("--timeout", type=seconds, default=300, metavar="S", help="bound of the process group, seconds")
     found.add_argument(
         "--strategy",
@@ -34,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument(
         "--state",
-        type=Path,
+        type=path,
         metavar="DIR",
         help="keep each finished op in DIR and take up what an interrupted run left there",
     )

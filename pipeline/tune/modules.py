@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from pipeline import log
+from pipeline.contract.commandline import path
 from pipeline.contract.errors import PipelineError, TuningError, UsageError
 from pipeline.contract.plan import Plan
 
@@ -55,8 +56,8 @@ def compile_into(plan: Plan, out: Path) -> list[dict[str, object]]:
 def main() -> int:
     """Arguments and exit codes, nothing else."""
     parser = argparse.ArgumentParser(prog="python -m pipeline.tune.modules", description=__doc__.splitlines()[0])
-    parser.add_argument("plan", type=Path)
-    parser.add_argument("out", type=Path, metavar="OUT")
+    parser.add_argument("plan", type=path)
+    parser.add_argument("out", type=path, metavar="OUT")
     options = parser.parse_args()
     try:
         try:

@@ -8,7 +8,6 @@ with 0 or 7. Standard library only; the ranks are `pipeline.tune.replay_rank`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -23,6 +22,7 @@ from pipeline import log
 from pipeline.cache.otherkeys import OTHERS
 from pipeline.cache.tree import Stored, find_keys, read_key
 from pipeline.contract.bounds import seconds
+from pipeline.contract.commandline import Parser, path
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import CacheRefused, PipelineError, TuningError, UsageError
 from pipeline.contract.exits import Exit
@@ -152,15 +152,15 @@ def replay(root: Path, chosen: str | None, timeout: float) -> dict[str, Any]:
     return {**told, "seconds": round(time.monotonic() - began, 3)}
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m pipeline.tune.replay",
         description="Prove that a tuned cache answers every op at every bucket.",
         allow_abbrev=False,
     )
-    parser.add_argument("--root", type=Path, metavar="DIR", help=f"directory above <version>/ (else {ENV_CACHE_DIR})")
+    parser.add_argument("--root", type=path, metavar="DIR", help=f"directory above <version>/ (else {ENV_CACHE_DIR})")
     parser.add_argument("--key", metavar="KEY", help="<version>/<arch>/<hash>; needed where there are several")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the result there")
+    parser.add_argument("--out", type=path, metavar="FILE", help="also write the result there")
     parser.add_argument("--timeout", type=seconds, default=300, metavar="S", help="bound on a rank's silence, seconds")
     return parser
 
@@ -181,8 +181,8 @@ def main(words: list[str] | None = None) -> int:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupted)
-    arguments = _parser().parse_args(words)
     try:
+        arguments = _parser().parse_args(words)
         told = replay(find_root(arguments.root), arguments.key, arguments.timeout)
         print(json.dumps(told), flush=True)  # noqa: T201 - data
         if arguments.out is not None:

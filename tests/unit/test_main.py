@@ -15,6 +15,11 @@ import pytest
 
 from pipeline.__main__ import _parser, main
 from pipeline.commands import COMMANDS
+from pipeline.contract.commandline import path
+from pipeline.tune.__main__ import main as tuner
+from pipeline.tune.arguments import parser as tuner_parser
+from pipeline.tune.replay import _parser as replay_parser
+from pipeline.tune.replay import main as replay
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -124,3 +129,49 @@ def test_help_offers_no_empty_choice(command: str, capsys: pytest.CaptureFixture
         for wrong in ("", "none"):
             assert main([command, "tiny", "--judge", wrong]) == 2
             assert f"invalid choice: {wrong!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "tiny", "--out", ""],
+        ["plan", "tiny", "--out", " "],
+        ["verify", "tuned/tiny:1", "--out", ""],
+        ["cache", "merge", "one.json", ""],
+        ["cache", "export", "tuned/tiny:1", ""],
+        ["sync", "--root", ""],
+        ["bump", "--root", "", "TORCH_VERSION=1"],
+        ["image", "tiny", "--previous", ""],
+        ["audit", ""],
+        ["pipeline.tune", "plan.json", ""],
+        ["pipeline.tune", "plan.json", "out", "--state", ""],
+        ["pipeline.tune.replay", "--out", ""],
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # theirs are not for this process
+    mains = {"pipeline.tune": tuner, "pipeline.tune.replay": replay}
+    begun = mains.get(words[0])
+    assert (begun(words[1:]) if begun else main(words)) == 2
+    first, hint = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: argument ") and first.endswith(": an empty path (the current folder is `.`)")
+    assert hint.startswith("hint: see `") and words[0] in hint
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_argument_takes_a_path_that_may_be_empty() -> None:
+    def arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for one in action.choices.values():
+                    yield from arguments(one)
+            else:
+                yield action
+
+    parsers = [tuner_parser(), replay_parser(), *(_parser([command]) for command in COMMANDS)]
+    found = [action for parser in parsers for action in arguments(parser)]
+    assert any(action.type is path for action in found)
+    assert not [action.dest for action in found if action.type is Path]
