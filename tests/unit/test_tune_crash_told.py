@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.contract.bounds import budget, seconds
+from pipeline.contract.commandline import Parser
+from pipeline.contract.errors import UsageError
 from pipeline.image.arguments import add_tuning_arguments, request_from
 from pipeline.image.unfinished import Unfinished
 from pipeline.tune.arguments import parser as tuner_parser
@@ -98,7 +100,7 @@ def test_crashes_reach_the_ranks_as_they_are(tmp_path: Path) -> None:
 
 
 def asked(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     add_tuning_arguments(parser)
     return parser.parse_args(["tiny", *words])
 
@@ -130,13 +132,13 @@ def test_a_bound_is_some_whole_seconds(text: str) -> None:
         ("--judge-budget", "3601", False),
     ],
 )  # fmt: skip
-def test_host_and_ranks_take_the_same(capsys: pytest.CaptureFixture[str], option: str, value: str, fine: bool) -> None:
+def test_host_and_ranks_take_the_same(option: str, value: str, fine: bool) -> None:
     said = set()
     for take in (asked, lambda *words: tuner_parser().parse_args(["plan.json", "out", *words])):
         try:
             taken = getattr(take(option, value), option[2:].replace("-", "_"))
-        except SystemExit:
-            said.add(capsys.readouterr().err.splitlines()[-1].partition("error: ")[2])
+        except UsageError as error:
+            said.add(error.message)
         else:
             said.add(str(taken))
     (one,) = said
