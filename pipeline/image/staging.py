@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.contract.digest import sha256_file, sha256_json
 from pipeline.contract.plan import Plan
+from pipeline.contract.scratch import scratch
 
 from . import contexts
 
@@ -33,8 +33,8 @@ class Staging:
         if place.is_dir():
             return place
         self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".staging-") as temporary:
-            made = make(Path(temporary) / "made")
+        with scratch(self.folder, ".context-") as temporary:
+            made = make(temporary / "made")
             try:
                 made.rename(place)
             except OSError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from pipeline.contract.digest import sha256_json
 from pipeline.contract.files import write_json
+from pipeline.contract.scratch import scratch
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ def keep(home: Path, inputs: Inputs, root: Path, seconds: float) -> Tuned:
     """Move a judged cache root into the store, whole: filled beside its place, then renamed into it."""
     place = home / "tuned" / inputs.digest
     place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".keeping-") as temporary:
-        work = Path(temporary) / "entry"
+    with scratch(place.parent, ".entry-") as temporary:
+        work = temporary / "entry"
         shutil.copytree(root, work / "root")
         write_json(work / "outcome.json", {"seconds": round(seconds, 3), "inputs": asdict(inputs)})
         if place.exists():  # RETUNE=1, or a damaged entry: the old one leaves only when the new one is complete
-            place.rename(Path(temporary) / "old")
+            place.rename(temporary / "old")
         work.rename(place)
     return Tuned(place / "root", seconds, reused=False)

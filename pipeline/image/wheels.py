@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from pipeline import log
 from pipeline.contract.digest import sha256_json
 from pipeline.contract.errors import BuildError
+from pipeline.contract.scratch import scratch
 from pipeline.run import ProcessFailed, run
 
 from .closures import Closure, listed, normal, refuse_unpinned
@@ -91,8 +91,7 @@ def fill(closure: Closure, requirements: Path, facts: BaseFacts, home: Path, log
     if place.is_dir():
         return Wheelhouse(place, digest, reused=True)
     place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".filling-") as temporary:
-        work = Path(temporary)
+    with scratch(place.parent, ".wheels-") as work:
         resolvable, exact = work / "resolve.txt", work / "exact.txt"
         resolvable.write_text(_resolvable(closure, pins), encoding="utf-8")
         report = work / "report.json"

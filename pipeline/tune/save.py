@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,8 +20,11 @@ from pipeline.contract.files import alone, write_json
 from pipeline.contract.key import Key
 from pipeline.contract.manifest import FileFacts, Manifest
 from pipeline.contract.places import CACHE_FILE, FAILURE_FILE, MANIFEST_FILE
+from pipeline.contract.scratch import scratch
 
 _TRIES = 5
+_MAKING = ".making-"  # what the folders are called in which a key is made
+_NEW = "new"  # the key in there; under its own name there may be the earlier one, which was in its place
 
 
 class OutUnusable(UsageError):
@@ -39,7 +41,8 @@ def open_out(place: Path) -> None:
         for left in reversed(range(_TRIES)):
             place.mkdir(parents=True, exist_ok=True)
             try:
-                Path(tempfile.mkdtemp(dir=place, prefix=".making-")).rmdir()
+                with scratch(place, _MAKING):
+                    pass
                 (place / FAILURE_FILE).unlink(missing_ok=True)
                 break
             except FileNotFoundError:  # another tune that begins now has removed it, as below
@@ -70,8 +73,9 @@ def publish(out: Path, key: Key, cache_file: Path, manifest: Manifest, more: Map
     for path in (out, parent.parent, parent):
         with contextlib.suppress(PermissionError):  # a mounted OUT may belong to someone else
             path.chmod(0o755)
-    made = Path(tempfile.mkdtemp(dir=parent, prefix=".making-"))
-    try:
+    with scratch(parent, _MAKING, _put_back) as work:
+        made = work / _NEW
+        made.mkdir(mode=0o755)
         for name, source in {CACHE_FILE: cache_file, **(more or {})}.items():
             (made / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, made / name)
@@ -84,21 +88,22 @@ def publish(out: Path, key: Key, cache_file: Path, manifest: Manifest, more: Map
         _sync(made / CACHE_FILE)
         _sync(made)
         put_in_place(made, parent / key.hash)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
     return parent / key.hash
 
 
 def put_in_place(made: Path, place: Path) -> None:
-    """Rename `made` to `place`, whose earlier content is removed; another tune that ends now waits its turn."""
+    """Rename `made` to `place`, whose earlier content is moved beside `made`; another tune that ends now waits."""
     with alone(place.parent, lambda: None):
         if place.exists():
-            old = Path(tempfile.mkdtemp(dir=place.parent, prefix=".old-"))
-            place.rename(old / place.name)
-            made.rename(place)
-            shutil.rmtree(old)
-        else:
-            made.rename(place)
+            place.rename(made.with_name(place.name))
+        made.rename(place)
+
+
+def _put_back(left: Path) -> None:
+    """Put the earlier key of a tune that was killed between the two renames back in its place."""
+    for one in left.iterdir():
+        if one.name != _NEW and not (left.parent / one.name).exists():
+            one.rename(left.parent / one.name)
 
 
 def _sync(path: Path) -> None:

@@ -82,14 +82,14 @@ def test_two_results_of_one_key_at_once_are_put_in_place_one_after_the_other(
     failed: list[OSError] = []
 
     def put(name: str) -> None:
-        made = tmp_path / name
-        made.mkdir()
+        made = tmp_path / name / "new"
+        made.mkdir(parents=True)
         (made / "manifest.json").touch()
         try:
             save.put_in_place(made, place)
         except OSError as error:
             failed.append(error)
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(made.parent, ignore_errors=True)
 
     first, second = (threading.Thread(target=put, args=(name,)) for name in ("first", "second"))
     first.start()
