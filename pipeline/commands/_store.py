@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from typing import Any
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.places import MANIFEST_FILE
 from pipeline.contract.record import Host
+from pipeline.contract.scratch import scratch
+from pipeline.image.store import MAKING
 
 _DAY = 86_400
 _YOUNG = 3600  # seconds: the image of what was kept just now may be in the making
@@ -148,8 +149,8 @@ def select(
 
 def remove(entry: StoreEntry) -> None:
     """Remove an entry: out of sight by one rename first, so that nobody finds half of it."""
-    with tempfile.TemporaryDirectory(dir=entry.place.parent, prefix=".pruning-") as scratch:
-        aside = Path(scratch) / "entry"
+    with scratch(entry.place.parent, MAKING) as folder:
+        aside = folder / "entry"
         try:
             entry.place.rename(aside)
         except FileNotFoundError:  # another prune was faster

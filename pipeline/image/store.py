@@ -19,6 +19,8 @@ from pipeline.contract.digest import sha256_json
 from pipeline.contract.files import write_json
 from pipeline.contract.scratch import scratch
 
+MAKING = ".entry-"  # what the folders are called in which an entry is made, or removed
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -63,7 +65,7 @@ def keep(home: Path, inputs: Inputs, root: Path, seconds: float) -> Tuned:
     """Move a judged cache root into the store, whole: filled beside its place, then renamed into it."""
     place = home / "tuned" / inputs.digest
     place.parent.mkdir(parents=True, exist_ok=True)
-    with scratch(place.parent, ".entry-") as temporary:
+    with scratch(place.parent, MAKING) as temporary:
         work = temporary / "entry"
         shutil.copytree(root, work / "root")
         write_json(work / "outcome.json", {"seconds": round(seconds, 3), "inputs": asdict(inputs)})

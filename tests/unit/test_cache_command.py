@@ -300,6 +300,7 @@ def home(tmp_path, monkeypatch):
         when = time.time() - age * 10 * 86_400
         os.utime(outcome, (when, when))
     (tuned / ".keeping-x").mkdir()
+    (tuned / ".entry-x" / "entry").mkdir(parents=True)  # left by one that was killed
     monkeypatch.setattr("pipeline.engine.find", lambda: None)
     return tuned
 
