@@ -113,12 +113,14 @@ class Crew:
 def temporary() -> Iterator[Path]:
     """A directory of our own, removed at the end: below FlashInfer's workspace where one is set, which must be
     writable anyway, else in the system's temporary directory. Raises `NoTemporary`.
+
+    What a process that is on its way out still writes there may stay, and hides nothing of what is told.
     """
     workspace = os.environ.get(ENV_WORKSPACE)
     try:
         if workspace:
             Path(workspace).mkdir(parents=True, exist_ok=True)
-        made = tempfile.TemporaryDirectory(prefix="tune-", dir=workspace or None)
+        made = tempfile.TemporaryDirectory(prefix="tune-", dir=workspace or None, ignore_cleanup_errors=True)
     except OSError as error:
         raise NoTemporary(
             f"cannot write to {workspace or 'any temporary directory'}: {error.strerror}",

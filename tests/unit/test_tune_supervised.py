@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
 import time
@@ -9,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.contract.places import ENV_WORKSPACE
 from pipeline.tune import supervise as supervising
 from pipeline.tune.processes import process_state
-from pipeline.tune.supervise import Crew, environment, supervise
+from pipeline.tune.supervise import Crew, environment, supervise, temporary
 from pipeline.tune.troubles import RankBroken, RankLost, RankStopped
 
 RANK = """
@@ -25,7 +28,7 @@ def body(steps):
     if rank == 1:
         time.sleep(1)  # the other has started
         os.kill(os.getpid(), number)
-    time.sleep(60)
+    time.sleep(600)
 
 os._exit(live(rank, Path(sys.argv[1]), body))
 """
@@ -47,7 +50,7 @@ rank, work = int(os.environ["RANK"]), Path(sys.argv[1])
 
 def working():
     (work / "there").touch()
-    time.sleep(60)
+    time.sleep(600)
 
 def body(steps):
     steps.say("tuning", "wide")
@@ -56,7 +59,7 @@ def body(steps):
             time.sleep(0.05)
         raise RuntimeError("planted")
     for _ in range(8):
-        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     working()
 
 os._exit(live(rank, work, body))
@@ -83,7 +86,7 @@ def body(steps):
     for _ in range(times if rank == 1 else 0):
         with subprocess.Popen(["sh", "-c", waking]):
             os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(0.5)  # long enough to be seen at work
+        time.sleep(1.5)  # long enough to be seen at work
 
 os._exit(live(rank, Path(sys.argv[1]), body))
 """
@@ -103,7 +106,7 @@ def test_a_rank_that_is_stopped_while_it_starts_is_found_at_the_bound(
     began = time.monotonic()
     with pytest.raises(RankStopped, match="rank 1 is stopped at: importing torch and FlashInfer") as caught:
         stopping(tmp_path, "true", 1)
-    assert 3.0 < time.monotonic() - began < 30.0  # all of starting may take 240 s
+    assert 3.0 < time.monotonic() - began < 120.0  # all of starting may take 240 s
     assert [state.process for state in caught.value.states] == ["", "T"]
     assert "in body" in caught.value.states[1].stack
     assert not caught.value.crashes
@@ -137,7 +140,7 @@ def found_stopped(crew: Crew, commands: list[tuple[list[str], dict[str, str]]]) 
     began = time.monotonic()
     with pytest.raises(RankStopped) as caught:
         supervise(crew, commands)
-    assert 3.0 < time.monotonic() - began < 60.0
+    assert 3.0 < time.monotonic() - began < 120.0
     return caught.value
 
 
@@ -174,7 +177,7 @@ def test_a_launcher_that_is_stopped_before_all_ranks_have_started_is_found_at_th
 def test_short_stops_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Together they last longer than the bound."""
     monkeypatch.setattr(supervising, "MARGIN", 1.0)
-    stopping(tmp_path, "sleep 1.75; kill -CONT $PPID", 2)
+    stopping(tmp_path, "sleep 1.6; kill -CONT $PPID", 2)
 
 
 LINGERING = """
@@ -183,7 +186,7 @@ from pathlib import Path
 from pipeline.tune.rank import live
 
 assert live(int(os.environ["RANK"]), Path(sys.argv[1]), lambda steps: steps.begin()) == 0
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -196,5 +199,16 @@ def test_done_ranks_whose_launcher_does_not_end_are_waited_for_no_longer_than_th
     commands = [(words, {**environment(tmp_path), "RANK": str(rank)}) for rank in range(2)]
     began = time.monotonic()
     supervise(Crew(2, 2.0, tmp_path, launched=False), commands)
-    assert 3.0 < time.monotonic() - began < 30.0
+    assert 3.0 < time.monotonic() - began < 120.0
     assert "all ranks are done" in capsys.readouterr().err
+
+
+def test_a_folder_that_somebody_still_writes_to_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def written_to(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+    monkeypatch.setenv(ENV_WORKSPACE, str(tmp_path))
+    with pytest.raises(ZeroDivisionError), temporary() as work:
+        (work / "run-0").mkdir()
+        monkeypatch.setattr(os, "rmdir", written_to)
+        raise ZeroDivisionError
