@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import PurePath
 from typing import Any
 
@@ -33,6 +34,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return together(nodeid)
 
     return Together(config, log)
+
+
+def pytest_configure() -> None:
+    """Take interruptions, and so let what tests start take them: a job in the background is started with SIGINT ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
