@@ -102,7 +102,7 @@ def test_what_must_not_be_baked_is_not(
     assert done.status == status, done.stderr
     assert error_line(done) and all(one in done.stderr for one in said), done.stderr
     assert "Traceback" not in done.stderr and not list(out.glob("*/*/*"))
-    assert time.monotonic() - began < 150, "a long bound must not hide that it died"
+    assert time.monotonic() - began < 450, "a long bound must not hide that it died"
 
 
 def test_another_model_at_the_path_is_not_overwritten(start: Callable[..., tuple[Done, Path]], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tune_harness import Tuner, error_line, write_plan
 
 from pipeline.contract.plan import Plan
 
-pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(300), pytest.mark.once]
+pytestmark = [pytest.mark.flashinfer, pytest.mark.once]
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,12 @@ from tune_harness import Done, Tuner, error_line, read_manifest, write_plan
 
 from pipeline.contract.plan import Plan
 from pipeline.tune.processes import process_state
+from pipeline.tune.steps import read_step
 
-pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.flashinfer
 
 TIMEOUT = 4  # seconds, the bound of the process group
-BOUND = 60  # seconds for everything, imports on a busy machine included
+BOUND = 200  # seconds for everything, imports on a busy machine included; ranks may take 240 s to start
 
 
 def once(*values: object) -> Any:
@@ -36,7 +37,6 @@ def broken(
     fault: str,
     *words: object,
     rank: int = 1,
-    bound: float = BOUND,
     warm: bool = True,
 ) -> Done:
     began = time.monotonic()
@@ -44,7 +44,7 @@ def broken(
     done = tuner.run(
         "pipeline.tune", file, place / "out", "--timeout", TIMEOUT, *words, fault=fault, rank=rank, warm=warm
     )
-    assert time.monotonic() - began < bound
+    assert time.monotonic() - began < BOUND
     assert "Traceback (most recent call last)" not in done.stderr.split("ranks.log")[0]
     saved = [path.name for path in (place / "out").rglob("*") if path.name not in ("ranks.log", "failure.json")]
     assert saved == []
@@ -194,7 +194,7 @@ def test_a_rank_that_comes_back_from_no_tactic_is_named_with_its_stack(
 def test_an_exhausted_memory_outside_of_a_tactic_names_the_rank(
     tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, fault: str, what: str
 ) -> None:
-    done = broken(tuner, make_plan(), tmp_path, fault, bound=20)
+    done = broken(tuner, make_plan(), tmp_path, fault, "--timeout", 600)  # it is told before the others give up
     assert done.status == 6
     assert error_line(done) == f"error: rank 1: out of memory while {what} for cpu_mm"
     assert "planted exhaustion" in done.stderr
@@ -276,7 +276,7 @@ def test_an_entry_that_the_user_lists_as_bad_is_not_taken_up(
     file = write_plan(make_plan(), tmp_path / "plan.json")
     words = [tuner.python, "-m", "pipeline.tune", file, tmp_path / "out", "--judge", "off", "--previous", root]
     environment = {**tuner.environment(), "FLASHINFER_TACTICS_BLOCKLIST": str(tmp_path / "bad.json")}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=180)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     notes = json.loads(done.stdout)["notes"]
     assert any("are on FLASHINFER_TACTICS_BLOCKLIST" in note for note in notes)
@@ -320,7 +320,7 @@ def test_an_interrupt_ends_every_rank(
     status, said, ranks = signalled(tuner, make_plan(), tmp_path, number)
     assert status == 130
     assert "interrupted; nothing was saved" in said
-    assert [pid for pid in ranks if Path(f"/proc/{pid}").exists()] == []
+    assert [pid for pid in ranks if process_state(pid) not in ("", "Z")] == []  # not every container reaps orphans
     assert not (tmp_path / "out").exists()
     assert list(tmp_path.glob("tune-*")) == []
 
@@ -335,11 +335,13 @@ def signalled(tuner: Tuner, plan: Plan, place: Path, number: signal.Signals) -> 
         for line in process.stderr:
             if "1/2 tuning wide" in line:
                 break
-        ranks = [json.loads(path.read_text())["pid"] for path in place.glob("tune-*/run-0/rank-*.step.json")]
+        (work,) = place.glob("tune-*/run-0")
+        steps = [read_step(work, rank) for rank in (0, 1)]
+        ranks = [step.pid for step in steps if step is not None]
         assert len(ranks) == 2
         process.send_signal(number)
         said = process.stderr.read()  # its launcher and ranks write elsewhere
-        return process.wait(30), said, ranks
+        return process.wait(120), said, ranks
 
 
 @pytest.mark.once
@@ -348,7 +350,7 @@ def test_ranks_end_with_a_supervisor_that_is_killed(
 ) -> None:
     status, _, ranks = signalled(tuner, make_plan(), tmp_path, signal.SIGKILL)
     assert status == -signal.SIGKILL
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (left := [pid for pid in ranks if process_state(pid) not in ("", "Z")]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left == []
@@ -374,6 +376,6 @@ def test_a_device_must_not_be_a_string(tuner: Tuner) -> None:
         "make(OpPlan('x', 'cpu_mm', {'n': 8, 'k': 8}, names, (1,)), 'cpu', 1)\n"
     )
     done = subprocess.run(
-        [tuner.python, "-c", code], env=tuner.environment(), capture_output=True, text=True, check=False, timeout=120
+        [tuner.python, "-c", code], env=tuner.environment(), capture_output=True, text=True, check=False, timeout=600
     )
     assert done.stderr.splitlines()[-1] == "TypeError: a device must be a torch.device, not str 'cpu'"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tune_harness import Tuner
 
-pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.flashinfer
 
 COMPILER = """#!/bin/sh
 out=; dep=; src=

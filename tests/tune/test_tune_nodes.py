@@ -16,7 +16,7 @@ from tune_harness import Tuner, error_line, read_manifest, write_plan
 
 from pipeline.cache.store import check_root
 
-pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(600), pytest.mark.once]
+pytestmark = [pytest.mark.flashinfer, pytest.mark.once]
 
 
 def free_port() -> int:
@@ -39,7 +39,7 @@ def test_two_nodes_of_one_rank_each_tune_one_plan(tuner: Tuner, make_plan: Any, 
             )
         )  # fmt: skip
     try:
-        said = [node.communicate(timeout=500) for node in nodes]
+        said = [node.communicate(timeout=600) for node in nodes]
     finally:
         for node in nodes:
             node.kill()

@@ -18,7 +18,7 @@ from tune_harness import Tuner, only_key, read_manifest, write_plan
 from pipeline.cache.store import check_root
 from pipeline.contract.plan import Plan
 
-pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.flashinfer
 
 
 def test_the_record_names_this_machine(record: Any) -> None:

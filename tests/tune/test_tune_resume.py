@@ -13,7 +13,7 @@ from tune_harness import Tuner, read_manifest, write_plan
 from pipeline.cache.store import check_root
 from pipeline.contract.plan import OpPlan, Plan
 
-pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.flashinfer
 
 F32 = {"a": "float32", "b": "float32", "out": "float32"}
 
@@ -30,7 +30,7 @@ def interrupt(tuner: Tuner, plan: Path, place: Path, strategy: str) -> str:
                 break
         process.send_signal(signal.SIGTERM)
         said = process.stderr.read()
-        assert process.wait(30) == 130
+        assert process.wait(120) == 130
     assert "interrupted; nothing was saved; --state" in said
     assert not (place / "out").exists()
     return said

@@ -56,7 +56,7 @@ def run(tuner, tmp_path):
         words = [str(root), json.dumps(list(tokens)), json.dumps(options), str(sound)]
         command = [tuner.python, str(program), *words]
         done = subprocess.run(
-            command, env=tuner.environment(), capture_output=True, text=True, timeout=180, check=False
+            command, env=tuner.environment(), capture_output=True, text=True, timeout=600, check=False
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1]), done.stderr

@@ -14,7 +14,7 @@ from pipeline.cache.store import check_root
 from pipeline.contract.manifest import Manifest
 from pipeline.contract.plan import Layout, Plan
 
-pytestmark = [pytest.mark.flashinfer, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.flashinfer
 
 
 def tune(tuner: Tuner, plan: Plan, place: Path, *words: object, fault: str = "", rank: object = "*") -> Done:

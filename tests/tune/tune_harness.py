@@ -49,7 +49,7 @@ class Tuner:
             env=self.environment(fault, rank, warm=warm),
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=600,  # seconds: it ends, also on a machine that has much else to do
             check=False,
         )
         return Done(done.returncode, done.stdout, done.stderr)
