@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# How long one example takes says nothing where other processes want the processors too.
-settings.register_profile("shared", deadline=None)
+# How long examples take says nothing where other processes want the processors too. The same code is tried on the same
+# examples each time: a run says something of the code, not of chance. `--hypothesis-profile=default` draws others.
+settings.register_profile("shared", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
 ROOT = Path(__file__).resolve().parents[2]
