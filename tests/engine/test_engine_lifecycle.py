@@ -61,7 +61,7 @@ class Own:
     def run(self, *words: str, code: int = 0, **more: Any) -> tuple[str, str]:
         process = self.start(*words, **more)
         # Ends only when nobody holds the pipes any more: an engine that inherited them would hang this.
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == code, err
         assert "Traceback" not in err
         return out, err
@@ -97,7 +97,7 @@ class Own:
         assert not (Path("/sys/class/net") / self.at.bridge).exists()
 
 
-def wait(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -122,7 +122,7 @@ def load_base(own: Own) -> None:
 
 def test_two_at_once_start_one_engine_that_outlives_them(own: Own) -> None:
     both = [own.start("up"), own.start("up")]
-    told = [process.communicate(timeout=120) for process in both]
+    told = [process.communicate(timeout=600) for process in both]
     assert [p.returncode for p in both] == [0, 0]
     assert {out for out, _ in told} == {f"DOCKER_HOST={own.at.host}\n"}
     assert sum("private engine started" in err for _, err in told) == 1
@@ -168,7 +168,7 @@ def test_builds_and_containers_work_and_images_outlive_a_restart(own: Own, tmp_p
     (tmp_path / "context").mkdir()
     (tmp_path / "context" / "Dockerfile").write_text(f'FROM {BASE}\nRUN ["/bin/sh", "-c", "echo built > /file"]\n')
     command = ["docker", "buildx", "build", "--quiet", "--tag", "lifecycle/built:1", str(tmp_path / "context")]
-    run(command, env=buildx.environment(own.engine), timeout=120)
+    run(command, env=buildx.environment(own.engine), timeout=600)
     own.run("down")
     own.run("up")
     with own.client() as client:
@@ -194,7 +194,7 @@ def test_a_killed_dockerd_is_recovered_and_what_it_left_is_gone(own: Own, tmp_pa
 
     wait(lambda: sleepers() == {"4711", "4712"})
     own.kill(own.at.pid_file)
-    build.wait(timeout=60)
+    build.wait(timeout=600)
     assert sleepers() == {"4711", "4712"}  # they run on without their engine
     assert own.at.socket.is_socket()
     assert json.loads(own.run("status", "--json", code=4)[0])["private"]["pid"] is None
@@ -266,7 +266,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing(own: Own) -> None:
     process = own.start("up")
     wait(own.at.containerd_socket.is_socket)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 130, said
     assert "Traceback" not in said
     own.nothing_is_left()
@@ -384,7 +384,7 @@ def tls(engine: Engine, tmp_path: Path) -> Iterator[tuple[str, Path]]:
         thread.start()
         yield f"tcp://127.0.0.1:{listener.getsockname()[1]}", certificates
         listener.shutdown(socket.SHUT_RDWR)
-        thread.join(timeout=10)
+        thread.join(timeout=60)
 
 
 def test_an_engine_behind_tls(tls: tuple[str, Path], engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

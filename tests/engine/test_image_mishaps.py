@@ -107,9 +107,9 @@ def test_a_start_is_bounded_and_one_that_died_is_not_waited_for(
     image = built["image_id"]
     began = time.monotonic()
     ended = run_to_end(client, image, ["sh", "-c", "echo lost >&2; exit 137"], Sandbox(), max_wait=600)
-    assert (ended.status, ended.stderr) == (137, ("lost",)) and time.monotonic() - began < 60
+    assert (ended.status, ended.stderr) == (137, ("lost",)) and time.monotonic() - began < 300
     with pytest.raises(ContainerTooSlow) as caught:
-        run_to_end(client, image, ["sh", "-c", "echo so far; sleep 600"], Sandbox(), max_wait=3)
+        run_to_end(client, image, ["sh", "-c", "echo so far; sleep 600"], Sandbox(), max_wait=8)  # its start too
     assert list(caught.value.details) == ["so far"]
     done = pipeline("verify", image, "--startup-max-wait", "1")
     assert done.status == 5 and "did not end within" in done.stderr and "hint: raise the bound" in done.stderr

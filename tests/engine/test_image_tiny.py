@@ -197,7 +197,7 @@ def test_the_replay_itself_names_the_op_and_bucket_that_missed(built: dict[str, 
         )
         try:
             container.start()
-            status = container.wait(timeout=120)["StatusCode"]
+            status = container.wait(timeout=600)["StatusCode"]
             told = json.loads(container.logs(stdout=True, stderr=False).decode().strip().splitlines()[-1])
         finally:
             container.remove(force=True)
@@ -312,7 +312,7 @@ def test_ctrl_c_leaves_no_tag_and_no_container(
             process.send_signal(signal.SIGINT)
             break
     said += process.stderr.readlines()
-    status = process.wait(timeout=60)
+    status = process.wait(timeout=600)
     process.stderr.close()
     assert status == 130, "".join(said)
     assert "Traceback" not in "".join(said)
@@ -362,7 +362,7 @@ def start(client: Any, command: list[str], **options: Any) -> tuple[int, str, st
     container = client.containers.create(NAME, command, network_mode="none", **options)
     try:
         container.start()
-        status = container.wait(timeout=60)["StatusCode"]
+        status = container.wait(timeout=600)["StatusCode"]
         return (
             status,
             container.logs(stdout=True, stderr=False).decode(),

@@ -240,7 +240,7 @@ def test_a_key_of_another_device_is_baked_static_and_says_so(
             f"{name}-unverified", environment={"PIPELINE_REQUIRE_TUNED": "1"}, network_mode="none"
         )
         required.start()
-        assert required.wait(timeout=60)["StatusCode"] == 7
+        assert required.wait(timeout=600)["StatusCode"] == 7
         required.remove(force=True)
     finally:
         client.images.remove(f"{name}-unverified", force=True)

@@ -98,7 +98,7 @@ class Shop:
         """What skopeo reads at the registry itself, past the proxy."""
         name = image.replace(self.proxy.host, self.proxy.upstream)
         command = ["skopeo", "inspect", *words, "--tls-verify=false", f"docker://{name}"]
-        return subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
+        return subprocess.run(command, capture_output=True, check=True, timeout=300).stdout
 
     def autotune(self, cell: dict[str, Any]) -> list[str]:
         """Digests of the attached autotune manifests of an image."""
@@ -111,7 +111,7 @@ class Shop:
     def tags(self) -> list[str]:
         done = subprocess.run(
             ["skopeo", "list-tags", "--tls-verify=false", f"docker://{self.proxy.upstream}/tuned"],
-            capture_output=True, text=True, check=False, timeout=60,
+            capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
         found = json.loads(done.stdout)["Tags"] if done.returncode == 0 else []
         return [tag for tag in found if not tag.startswith("sha256-")]  # cosign's, and the list of referrers
@@ -134,7 +134,7 @@ def shop(client: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop
     (home / "wheels").symlink_to(cache_home() / "wheels")
     (folder / "release.toml").write_text(MATRIX)
     env = {**os.environ, "XDG_CACHE_HOME": str(folder / "home"), "COSIGN_PASSWORD": PASSWORD}
-    subprocess.run(["cosign", "generate-key-pair"], cwd=folder, env=env, check=True, capture_output=True, timeout=60)
+    subprocess.run(["cosign", "generate-key-pair"], cwd=folder, env=env, check=True, capture_output=True, timeout=300)
     at = places(home)
     with ExitStack() as stack:
         private.start(at, "containerd")
@@ -171,9 +171,9 @@ def released(shop: Shop) -> Ran:
     deadline = time.monotonic() + 1500
     while not fault.hits and killed.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert fault.hits, killed.communicate(timeout=60)[1]
+    assert fault.hits, killed.communicate(timeout=300)[1]
     killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=60)
+    killed.communicate(timeout=300)
     shop.proxy.faults.clear()
     assert shop.tags() == [], "nothing half-published"
     return shop.release()
@@ -254,7 +254,7 @@ def test_the_classic_store_is_refused_before_anything_is_built(shop: Shop, engin
         pytest.skip("the engine of this host has the containerd store itself")
     done = subprocess.run(
         [sys.executable, "-m", "pipeline", "release", "tiny", "--registry", shop.proxy.host],
-        cwd=ROOT, env={**shop.env, "DOCKER_HOST": engine.host}, capture_output=True, text=True, check=False, timeout=120,
+        cwd=ROOT, env={**shop.env, "DOCKER_HOST": engine.host}, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 4
     assert "classic store" in done.stderr and "containerd" in done.stderr

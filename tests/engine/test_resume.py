@@ -34,7 +34,7 @@ def end_in_the_middle(words: list[str], way: str, engine: Any, client: Any, home
         else:
             process.send_signal(signal.SIGINT)
         said = process.stderr.read()
-        assert process.wait(120) == (6 if way == "container" else 130), said
+        assert process.wait(600) == (6 if way == "container" else 130), said
     return said
 
 

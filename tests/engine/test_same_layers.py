@@ -115,7 +115,7 @@ def built_here(fresh: Any, client: Any, folder: Path, *words: str) -> str:
 
     known = {one.id for one in client.images.list(all=True)}
     command = ["docker", "buildx", "build", "--quiet", *words, str(folder)]
-    subprocess.run(command, env={**os.environ, **environment(fresh)}, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, env={**os.environ, **environment(fresh)}, check=True, capture_output=True, timeout=600)
     (new,) = {one.id for one in client.images.list(all=True)} - known
     return str(new)
 

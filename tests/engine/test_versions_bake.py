@@ -26,7 +26,7 @@ def baked(engine: Engine, versions: Path, env: dict[str, str] | None = None) -> 
         env={**clean_environment(environment(engine)), **(env or {})},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

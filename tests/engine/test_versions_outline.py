@@ -70,7 +70,7 @@ class Outline:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=300,
                 check=False,
             )
         if done.returncode:

@@ -37,7 +37,7 @@ def guarded(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """A registry that wants USER and PASSWORD."""
     folder = tmp_path_factory.mktemp("guarded")
     done = subprocess.run(
-        ["htpasswd", "-niB", USER], input=PASSWORD, capture_output=True, text=True, check=True, timeout=60
+        ["htpasswd", "-niB", USER], input=PASSWORD, capture_output=True, text=True, check=True, timeout=300
     )
     (folder / "htpasswd").write_text(done.stdout)
     with running(folder, {"auth": {"htpasswd": {"realm": "test", "path": str(folder / "htpasswd")}}}) as one:
@@ -49,7 +49,7 @@ def secured(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("secured")
 
     def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=60)
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=300)
 
     names = "subjectAltName=IP:127.0.0.1,DNS:localhost"
     openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=an authority of a test",

@@ -40,7 +40,7 @@ class Secured(Running):
 
 
 def await_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
         with socket.socket() as one:
@@ -82,7 +82,7 @@ def running(
         yield Running(f"127.0.0.1:{port}", folder / "data", log)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(120)
 
 
 def auth_of(user: str, password: str) -> dict[str, str]:

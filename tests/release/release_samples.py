@@ -108,7 +108,7 @@ def key_pair(folder: Path) -> tuple[Path, Path]:
     folder.mkdir(exist_ok=True)
     subprocess.run(
         ["cosign", "generate-key-pair"], cwd=folder, env={**os.environ, "COSIGN_PASSWORD": KEY_PASSWORD}, check=True,
-        capture_output=True, timeout=60,
+        capture_output=True, timeout=300,
     )  # fmt: skip
     return folder / "cosign.key", folder / "cosign.pub"
 

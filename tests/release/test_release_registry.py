@@ -24,7 +24,7 @@ from pipeline.release.referrers import list_tag
 from pipeline.release.registry import Registry
 
 QUICK = Patience(tries=3, pause=0.01, longest=2.0, connect=5.0, silence=20.0, whole=60.0)
-SLOW = replace(QUICK, silence=1.0)  # tells a registry that says nothing from a busy machine
+SLOW = replace(QUICK, silence=2.5)  # tells a registry that says nothing from a busy machine
 NOBODY = Credentials()
 
 
@@ -260,12 +260,11 @@ FAULTS = [
     ({"status": 429, "headers": {"Retry-After": "0"}}, errors.TooManyRequests),
     ({"drop": "now"}, errors.RegistrySilent),
     ({"drop": "request", "method": "PUT"}, errors.RegistrySilent),
-    ({"wait": 1.5, "method": "HEAD"}, errors.RegistrySilent),
+    ({"wait": 5.0, "method": "HEAD"}, errors.RegistrySilent),
 ]
 
 
 @pytest.mark.parametrize(("fault", "kind"), FAULTS)
-@pytest.mark.timeout(120)
 def test_what_passes_is_tried_again_and_what_stays_ends_with_8(fault, kind, faulty):
     path = "uploads" if fault.get("drop") == "request" else "."
     passing = faulty.fail(**fault, path=path, times=2)
@@ -350,22 +349,23 @@ def test_nobody_listens_and_something_else_does(tmp_path):
 
 
 def test_a_registry_that_sends_byte_by_byte_is_given_up(faulty):
-    with Registry(faulty.host, NOBODY, replace(QUICK, whole=1.0)) as registry:
+    with Registry(faulty.host, NOBODY, QUICK) as registry:
         image(registry, "drips")
-        faulty.fail(method="GET", drip=0.05)
+    with Registry(faulty.host, NOBODY, replace(QUICK, whole=1.0)) as registry:
+        faulty.fail(method="GET", drip=0.5)  # some three minutes for the whole
         began = time.monotonic()
         with pytest.raises(errors.RegistrySilent, match="longer than 1 s"):
             registry.manifest("drips", "one")
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 60
 
 
 def test_what_a_refusal_says_is_not_waited_for(faulty, monkeypatch):
     monkeypatch.setattr(answers, "_LONGEST", 0.5)
-    faulty.fail(path="blobs", drip=0.1)
+    faulty.fail(path="blobs", drip=1.0)
     began = time.monotonic()
     with Registry(faulty.host, NOBODY, QUICK) as registry, pytest.raises(errors.NotInRegistry, match="answered 404"):
         registry.blob("slow/one", "sha256:" + "0" * 64)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 def test_a_registry_that_one_may_only_read_is_noticed_without_pushing(programs, faulty, tmp_path):

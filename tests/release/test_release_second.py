@@ -38,7 +38,7 @@ def second(programs, tmp_path_factory):
         yield Running(f"127.0.0.1:{port}", folder / "none", log)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(120)
 
 
 def test_a_registry_that_keeps_referrers_itself(second, pipeline, tmp_path, monkeypatch):

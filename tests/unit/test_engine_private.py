@@ -81,7 +81,7 @@ def test_a_pid_file_counts_only_while_that_very_program_runs(at: Places, named: 
     at.pid_file.write_text(f"{ours.pid}\n")
     assert procs.running_pid(at) == ours.pid
     ours.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while procs.alive(ours.pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert procs.running_pid(at) is None  # a zombie: dead, and nobody has asked for its status yet
@@ -97,7 +97,7 @@ def test_leftovers_are_ours_and_what_they_started_and_nothing_else(at: Places, n
     children = [pid for pid in procs.all_pids() if procs.parent(pid) == runc.pid]
     assert len(children) == 1
     assert set(found) == {shim.pid, runc.pid, *children}
-    assert leftovers.end(found, signal.SIGKILL, 10.0) == ()
+    assert leftovers.end(found, signal.SIGKILL, 60.0) == ()
     assert leftovers.processes(folders) == ()
     assert other.poll() is None
     assert editor.poll() is None
@@ -107,7 +107,7 @@ def test_ending_is_bounded_and_names_what_stays(named: Any) -> None:
     began = time.monotonic()
     process = named("dockerd", code=f"trap '' TERM; {WAITS}")
     assert leftovers.end([process.pid], signal.SIGTERM, 0.2) == (process.pid,)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 MOUNTINFO = rb"""21 1 8:1 / / rw - ext4 /dev/vda rw

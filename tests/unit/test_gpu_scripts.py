@@ -20,7 +20,7 @@ SCRIPTS = sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("*.py"))
 def ran(name: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": os.environ["PATH"], **variables}
     command = [sys.executable, "-m", name, *words]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -529,7 +529,7 @@ def test_a_tuning_that_outlives_its_bound_is_a_failed_tuning(way: str, tmp_path:
         def fill(self, _place: Path) -> None:
             if way == "container":
                 raise ContainerTooSlow("tuning did not end within 1 s", details=("last words",))
-            run(["sh", "-c", "echo last words; exec sleep 60"], timeout=0.3)
+            run(["sh", "-c", "echo last words; exec sleep 600"], timeout=3.0)  # a shell has spoken by then
 
     with pytest.raises(TuningTooSlow, match="the tuning outlived its bound") as caught:
         tune(Slow(), None, tmp_path, tmp_path / "log", {})  # type: ignore[arg-type]

@@ -139,7 +139,7 @@ class Engine:
 
 
 def ask(address: str, method: str, path: str, body: bytes | None = None, **headers: str) -> int:
-    connection = HTTPConnection(address, timeout=10)
+    connection = HTTPConnection(address, timeout=60)
     try:
         connection.request(method, path, body, headers)
         return connection.getresponse().status
@@ -310,7 +310,7 @@ def test_a_name_that_stays_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_tls_handshake_is_answered_in_plain_http() -> None:
     with serving(Registry("a/b", "sha256:0")) as repository:
         host, _, port = repository.partition("/")[0].partition(":")
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
             connection.sendall(b"\x16\x03\x01\x00\x05hello")
             assert connection.recv(5) == b"HTTP/", "what Go's TLS takes for a server without TLS"
 
@@ -342,10 +342,10 @@ def test_more_than_was_agreed_is_not_read() -> None:
         for path, size in (
             ("blobs/uploads/one?digest=sha256:1", "4"), ("manifests/x", str(LARGEST_MANIFEST + 1)), ("manifests/x", "-1"),
         ):  # fmt: skip
-            with socket.create_connection((host, int(port)), timeout=10) as connection:
+            with socket.create_connection((host, int(port)), timeout=60) as connection:
                 connection.sendall(f"PUT /v2/a/b/{path} HTTP/1.1\r\nContent-Length: {size}\r\n\r\n".encode())
                 assert b" 413 " in connection.recv(100)
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
             connection.sendall(b"PUT /v2/a/b/manifests/x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
             assert b" 411 " in connection.recv(100)
     assert registry.manifests == registry.blobs == {}

@@ -78,7 +78,7 @@ def test_what_shares_an_engine_stays_in_one_process(tmp_path: Path) -> None:
     assert words
     command = [sys.executable, "-m", "pytest", "-q", *words[0].split(), "tests"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout
     ran = {tuple(line.split()) for line in (tmp_path / "said").read_text().splitlines()}
     workers = dict(ran)

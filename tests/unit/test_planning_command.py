@@ -195,7 +195,7 @@ def plan_process(model, home, **environment):
     kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
     return subprocess.run(
         [sys.executable, "-m", "pipeline", "plan", model, *FIXED, "--json"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
         env={**kept, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1", **environment},
     )  # fmt: skip
 

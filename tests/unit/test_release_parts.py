@@ -247,10 +247,10 @@ def test_an_interruption_does_not_wait_for_what_runs() -> None:
             number: int, wanted: BaseException = wanted, begun: Any = begun, go: Any = go, ended: Any = ended
         ) -> None:
             if number == 0:
-                begun.wait(20)
+                begun.wait(120)
                 raise wanted
             begun.set()
-            go.wait(20)
+            go.wait(120)
             ended.set()
 
         if waits:

@@ -93,10 +93,10 @@ def test_two_results_of_one_key_at_once_are_put_in_place_one_after_the_other(
 
     first, second = (threading.Thread(target=put, args=(name,)) for name in ("first", "second"))
     first.start()
-    assert first_is_between.wait(10)
+    assert first_is_between.wait(60)
     second.start()
-    first.join(10)
-    second.join(10)
+    first.join(60)
+    second.join(60)
     assert failed == []
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
