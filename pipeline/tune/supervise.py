@@ -17,7 +17,6 @@ import errno
 import mmap
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -32,6 +31,7 @@ from pipeline.contract.places import ENV_WORKSPACE
 
 from .diagnose import diagnose
 from .looking import Stops, end, end_silent, look, silent
+from .ports import free_port
 from .processes import process_state, stopped
 from .rank import read_failure
 from .steps import RankStep, read_step, state_of
@@ -70,7 +70,7 @@ class Nodes:
     def words(self) -> list[str]:
         """torchrun's words: one node asks no name server, several meet where they were told to."""
         if self.count == 1:
-            return ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={_free_port()}", "--local-addr=127.0.0.1"]
+            return ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}", "--local-addr=127.0.0.1"]
         host, _, port = self.endpoint.rpartition(":")
         return [
             f"--nnodes={self.count}", f"--node-rank={self.rank}", "--rdzv-backend=static",
@@ -165,12 +165,6 @@ def torchrun(crew: Crew, module: str, words: Sequence[str]) -> list[str]:
         *crew.nodes.words(), f"--nproc-per-node={crew.nproc}", "--max-restarts=0", "--monitor-interval=0.1",
         "-m", module, *words,
     ]  # fmt: skip
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def supervise(crew: Crew, commands: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.tune.ports import free_port
+
 USER, PASSWORD = "builder", "pa55-word+of/builder"
 
 
@@ -48,12 +50,6 @@ def await_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
                 return
         time.sleep(0.05)
     raise AssertionError(log.read_text())
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from release_registries import PASSWORD, USER, auth_of, command, free_port, running
+from release_registries import PASSWORD, USER, auth_of, command, running
 
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.exits import Exit
@@ -22,6 +22,7 @@ from pipeline.release.patience import Patience
 from pipeline.release.reference import Reference, is_loopback
 from pipeline.release.referrers import list_tag
 from pipeline.release.registry import Registry
+from pipeline.tune.ports import free_port
 
 QUICK = Patience(tries=3, pause=0.01, longest=2.0, connect=5.0, silence=20.0, whole=60.0)
 SLOW = replace(QUICK, silence=2.5)  # tells a registry that says nothing from a busy machine

@@ -13,7 +13,7 @@ import cache_samples
 import pytest
 import release_debian
 import release_samples as samples
-from release_registries import PASSWORD, USER, Running, auth_of, await_port, command, free_port
+from release_registries import PASSWORD, USER, Running, auth_of, await_port, command
 from test_release_registry import NOBODY, QUICK, attached, image
 from test_release_trust import everything
 
@@ -24,6 +24,7 @@ from pipeline.release.referrers import list_tag
 from pipeline.release.registry import Registry
 from pipeline.release.seal import seal
 from pipeline.release.sign import Signer
+from pipeline.tune.ports import free_port
 
 
 @pytest.fixture(scope="module")

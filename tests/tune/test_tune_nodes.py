@@ -6,7 +6,6 @@ Both nodes are this machine, with nothing in common but the endpoint: other work
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,9 @@ import pytest
 from tune_harness import Tuner, error_line, read_manifest, write_plan
 
 from pipeline.cache.store import check_root
+from pipeline.tune.ports import free_port
 
 pytestmark = [pytest.mark.flashinfer, pytest.mark.once]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_two_nodes_of_one_rank_each_tune_one_plan(tuner: Tuner, make_plan: Any, tmp_path: Path) -> None:

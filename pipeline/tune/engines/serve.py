@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from pipeline import log, run
 from pipeline.contract.errors import TuningError, UsageError
 from pipeline.contract.plan import EngineRun
 from pipeline.tune.causes import remedy
+from pipeline.tune.ports import free_port
 from pipeline.tune.supervise import Process
 
 _POLL = 0.25
@@ -94,7 +94,7 @@ def ready(run_of: EngineRun, environment: Mapping[str, str], logfile: Path, max_
     `EngineDied` as soon as its process ends, or `EngineTooSlow`, each with the last lines that it printed.
     """
     began = time.monotonic()
-    port = _free_port()
+    port = free_port()
     words = command(run_of, port)
     log.note(f"start {run.spelled(words)}")
     with logfile.open("w", encoding="utf-8", errors="replace") as sink:
@@ -152,9 +152,3 @@ def tail(logfile: Path, lines: int = _TAIL) -> tuple[str, ...]:
         return ()
     found = [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
     return tuple("".join(c if c.isprintable() else " " for c in line)[:300] for line in found)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
