@@ -262,8 +262,13 @@ def test_the_store_is_asked_for_refused_and_remembered(own: Own) -> None:
         assert client.containers.run(BASE, ["/bin/sh", "-c", "echo here"], remove=True) == b"here\n"
 
 
-def test_ctrl_c_while_it_starts_leaves_nothing(own: Own) -> None:
-    process = own.start("up")
+def test_ctrl_c_while_it_starts_leaves_nothing(own: Own, tmp_path: Path) -> None:
+    """With a dockerd that is long in coming: by itself it is there a quarter of a second after its containerd."""
+    slow = tmp_path / "bin" / "dockerd"
+    slow.parent.mkdir()
+    slow.write_text(f'#!/bin/sh\n[ "$1" = --version ] || sleep 5\nexec {shutil.which("dockerd")} "$@"\n')
+    slow.chmod(0o755)
+    process = own.start("up", PATH=f"{slow.parent}:{os.environ['PATH']}")
     wait(own.at.containerd_socket.is_socket)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=600)
