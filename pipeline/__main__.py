@@ -120,7 +120,7 @@ def main(words: list[str] | None = None) -> int:
 # What a disk, a mount or a permission may answer to any write of ours.
 _NOT_OURS = {
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOENT, errno.EISDIR,
-    errno.EIO, errno.ENAMETOOLONG, errno.ELOOP,
+    errno.EIO, errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST,
 }  # fmt: skip
 
 
@@ -138,6 +138,8 @@ def _speak_any_encoding() -> None:
     """Print whatever the terminal's encoding can, and the rest escaped; a closed stdout swallows."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - for the process's whole life
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - likewise
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -22,57 +22,57 @@ def _paint(text: str, colour: str) -> str:
     return f"\033[{_COLOURS[colour]}m{text}\033[0m"
 
 
-def _line(text: str) -> None:
-    """Write a line. A stderr that is closed, or takes nothing more (a full disk), ends no work of hours."""
+def line(text: str) -> None:
+    """Write a line as it is. A stderr that takes nothing more (its reader has left, a disk is full) ends no work of
+    hours, and does not pass for one that ended well.
+    """
     if sys.stderr is None:
         return
     try:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
-    except BrokenPipeError:  # whoever read it has left, and wants no more
-        raise
     except OSError:
-        sys.stderr = None
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - for the process's whole life
 
 
 @contextmanager
 def step(title: str) -> Iterator[None]:
     """Announce a step, and on leaving it say how long it took or that it failed."""
-    _line(f"{_paint('→', 'bold')} {title}")
+    line(f"{_paint('→', 'bold')} {title}")
     began = time.monotonic()
     try:
         yield
     except BaseException:
-        _line(f"{_paint('✗', 'red')} {title} {_paint(f'{time.monotonic() - began:.1f}s', 'dim')}")
+        line(f"{_paint('✗', 'red')} {title} {_paint(f'{time.monotonic() - began:.1f}s', 'dim')}")
         raise
-    _line(f"{_paint('✓', 'green')} {title} {_paint(f'{time.monotonic() - began:.1f}s', 'dim')}")
+    line(f"{_paint('✓', 'green')} {title} {_paint(f'{time.monotonic() - began:.1f}s', 'dim')}")
 
 
 def note(text: str) -> None:
     """Say something worth knowing."""
-    _line(f"  {text}")
+    line(f"  {text}")
 
 
 def warn(text: str) -> None:
     """Say something that may be wrong; in GitHub Actions also as an annotation."""
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        _line(f"::warning::{text}")
-    _line(f"{_paint('warning:', 'yellow')} {text}")
+        line(f"::warning::{text}")
+    line(f"{_paint('warning:', 'yellow')} {text}")
 
 
 def stop(message: str, hint: str = "") -> None:
     """Say why a command ends as it does, and what to type, where stdout has the particulars already."""
-    _line(f"{_paint('error:', 'red')} {message}")
+    line(f"{_paint('error:', 'red')} {message}")
     if hint:
-        _line(f"hint: {hint}")
+        line(f"hint: {hint}")
 
 
 def fail(error: PipelineError) -> None:
     """Show an expected failure: details, one clear line, a hint, the log's path."""
     for detail in error.details:
-        _line(f"    {detail}")
+        line(f"    {detail}")
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        _line(f"::error::{error.message}")
+        line(f"::error::{error.message}")
     stop(error.message, error.hint)
     if error.log:
-        _line(f"log: {error.log}")
+        line(f"log: {error.log}")

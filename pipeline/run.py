@@ -23,6 +23,7 @@ from pathlib import Path
 from threading import Lock, Thread, Timer
 from typing import IO
 
+from . import log as talk
 from .contract.errors import PipelineError, UsageError
 
 # What a child may see: the search path, locale and home; the settings of pip, apt, TLS, proxies, Docker, SSH;
@@ -162,6 +163,12 @@ def spawn(
             end_group(process)
 
 
+def _close(sink: IO[str]) -> None:
+    """Close a log, on a full disk too, where what is still unwritten would be tried again."""
+    with contextlib.suppress(OSError):
+        sink.close()
+
+
 class _Readers:
     """The threads that read what a process says, each until its pipe ends; who is still reading at `end` is left."""
 
@@ -171,6 +178,7 @@ class _Readers:
         self._sink, self._echo, self._on_line = sink, echo, on_line
         self._taking = Lock()  # held while a line is taken in: none comes once the log is closed
         self._over = False
+        self.failure: Exception | None = None  # the first that `on_line` raised
         self._threads: list[Thread] = []
 
     def start(self, process: subprocess.Popen[str]) -> None:
@@ -193,16 +201,24 @@ class _Readers:
         with stream:
             for line in stream:
                 with self._taking:
-                    if not self._over:
-                        self._take(line.rstrip("\n"))
+                    if not self._over and self.failure is None:
+                        try:
+                            self._take(line.rstrip("\n"))
+                        except Exception as failure:  # noqa: BLE001 - raised at the end; until then all is read
+                            self.failure = failure
 
     def _take(self, text: str) -> None:
         self.tail.append(text)
         if self._sink is not None:
-            self._sink.write(text + "\n")
-            self._sink.flush()
+            try:
+                self._sink.write(text + "\n")
+                self._sink.flush()
+            except OSError as error:  # what the process does is worth more than what it says
+                talk.warn(f"{self._sink.name} takes nothing more: {error.strerror}")
+                _close(self._sink)
+                self._sink = None
         if self._echo:
-            sys.stderr.write(text + "\n")
+            talk.line(text)
         if self._on_line is not None:
             self._on_line(text)
 
@@ -227,15 +243,17 @@ def run(
     """Run a process to its end.
 
     `capture` returns stdout (stderr then goes to the log, the echo and the tail); otherwise both are merged.
-    `log` receives every line; `echo` repeats each line on our stderr; `on_line` sees each line. A status outside
-    `accept` raises `ProcessFailed` with the last 20 lines; `timeout` (seconds) raises `ProcessTimedOut`.
+    `log` receives every line; `echo` repeats each line on our stderr; `on_line` sees each line, and what it raises is
+    raised at the end. A status outside `accept` raises `ProcessFailed` with the last 20 lines; `timeout` (seconds)
+    raises `ProcessTimedOut`.
     """
     expired = False
     with contextlib.ExitStack() as stack:
         sink = None
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
-            sink = stack.enter_context(log.open("a", encoding="utf-8", errors="replace"))
+            sink = log.open("a", encoding="utf-8", errors="replace")
+            stack.callback(_close, sink)
             sink.write(f"+ {spelled(command)}\n")
         source = stack.enter_context(stdin.open("rb")) if stdin is not None else None
         process = stack.enter_context(
@@ -268,6 +286,8 @@ def run(
             if process.poll() is None:  # interrupted: what it says while it is ended is still read
                 end_group(process)
             readers.end()
+    if readers.failure is not None:
+        raise readers.failure
     lines = tuple(readers.tail)
     if expired:
         raise ProcessTimedOut(command, timeout or 0.0, lines, str(log or ""))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline import log
 from pipeline.contract.commandline import path
 from pipeline.contract.exits import Exit
 
@@ -52,7 +52,7 @@ def execute(arguments: argparse.Namespace) -> int:
             print(printable(f"{row['file']}:{row['line']}: {row['name'] or ''}{address}{row['specifier']}{marker}"))
     for said, what in (("note: ", result.notes), ("", result.problems)):
         for one in what:
-            sys.stderr.write(f"{said}{one._replace(path=tree.shown(one.path)).text()}\n")
+            log.line(f"{said}{one._replace(path=tree.shown(one.path)).text()}")
     return int(Exit.USAGE if result.problems else Exit.OK)
 
 

@@ -7,6 +7,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
+from pipeline import log
 from pipeline.cache.otherkeys import OTHERS
 from pipeline.contract.manifest import Manifest
 from pipeline.contract.verdict import Verdict
@@ -69,7 +70,7 @@ def show_changed(changed: Changed, *, as_json: bool) -> None:
     table += [("tune time", f"{changed.tune_seconds:.1f} s")] * bool(changed.tune_seconds)
     table += [("verified", _verified(changed.verdict)), ("kept layers", str(len(changed.kept)))]
     for label, value in table:
-        sys.stderr.write(f"{label:<14} {value}\n")
+        log.line(f"{label:<14} {value}")
 
 
 def show(outcome: Outcome) -> None:
@@ -87,10 +88,10 @@ def show(outcome: Outcome) -> None:
         Console(stderr=True).print(drawn)
     else:
         for label, value in table:
-            sys.stderr.write(f"{label:<14} {value}\n")
+            log.line(f"{label:<14} {value}")
     first = outcome.manifests[0]
     if first.substitutions:
-        sys.stderr.write("note: tuned on CPU ranks, which prove the pipeline; a CPU cache is of no use to a GPU\n")
+        log.line("note: tuned on CPU ranks, which prove the pipeline; a CPU cache is of no use to a GPU")
     host = "" if outcome.docker_host == "unix:///var/run/docker.sock" else f"DOCKER_HOST={outcome.docker_host} "
     command = ["docker", "run", "--rm", *_trial(outcome.image, first)]
-    sys.stderr.write(f"try it: {host}{shlex.join(command)}\n")
+    log.line(f"try it: {host}{shlex.join(command)}")

@@ -36,6 +36,8 @@ def check_image_name(name: str) -> None:
 
 def check_reference(name: str) -> None:
     """Raise `ImageNameInvalid` unless `name` can name an image that exists: a name, an id, or a name with a digest."""
+    if not name.strip():
+        raise ImageNameInvalid("no image was named", hint="`docker images tuned/*` lists those that are here")
     if re.fullmatch(r"(sha256:)?[0-9a-f]{6,64}", name):
         return
     check_image_name(re.sub(r"@sha256:[0-9a-f]{64}$", "", name))

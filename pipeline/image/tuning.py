@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +11,13 @@ from pipeline.cache.store import check_root
 from pipeline.contract.errors import CacheRefused, PipelineError, TuningError, UsageError
 from pipeline.contract.exits import Exit
 from pipeline.contract.places import CACHE_ROOT, FAILURE_FILE
+from pipeline.contract.scratch import scratch
 from pipeline.run import ProcessTimedOut
 
 from .contain import ContainerTooSlow
 from .fill import Filler
 from .provenance import stamp
-from .store import Inputs, Tuned, keep
+from .store import Inputs, Tuned, check_writable, keep
 
 
 class TuningFailed(TuningError):
@@ -55,12 +55,13 @@ class TunedBadly(CacheRefused):
 def tune(how: Filler, inputs: Inputs, home: Path, logfile: Path, origin: Mapping[str, str]) -> Tuned:
     """Tune, judge, keep with `origin` as its provenance.
 
-    Raise `TuningFailed` with what each rank said, `TuningTooSlow`, or `TunedBadly` with every finding.
+    Raise `TuningFailed` with what each rank said, `TuningTooSlow`, `TunedBadly` with every finding, or `StoreUnusable`.
     """
     began = time.monotonic()
+    check_writable(home)
     (home / "contexts").mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home / "contexts", prefix="tuned-") as temporary:
-        place = Path(temporary) / "out"
+    with scratch(home / "contexts", ".tuning-") as temporary:
+        place = temporary / "out"
         try:
             how.fill(place)
         except (ProcessTimedOut, ContainerTooSlow) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from pipeline import log
 from pipeline.cache.finding import shown
 
 from .outcome import Row, Summary
@@ -38,9 +39,10 @@ def show(summary: Summary) -> None:
         widths = [max(len(row[at]) for row in [_HEAD, *table]) for at in range(3)]
         for row in [_HEAD, *table]:
             padded = [word.ljust(width) for word, width in zip(row, widths, strict=False)]
-            sys.stderr.write("  ".join([*padded, row[3]]).rstrip() + "\n")
+            log.line("  ".join([*padded, row[3]]).rstrip())
     hints = dict.fromkeys(row.hint for row in summary.rows if row.hint)
-    sys.stderr.writelines(f"hint: {hint}\n" for hint in hints)
+    for hint in hints:
+        log.line(f"hint: {hint}")
     statuses = ("pushed", "would push", "skipped", "failed", "interrupted")
     counted = [f"{number} {status}" for status in statuses if (number := summary.count(status))]  # type: ignore[arg-type]
-    sys.stderr.write(f"{summary.registry}: {', '.join(counted) or 'nothing to release'}\n")
+    log.line(f"{summary.registry}: {', '.join(counted) or 'nothing to release'}")

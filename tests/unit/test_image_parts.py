@@ -194,6 +194,7 @@ def test_the_store_gives_back_what_was_kept_and_nothing_damaged(tmp_path: Path) 
     assert found.seconds == 1.5
     assert store.take(tmp_path, replace(inputs, device={"model": "y"})) is None
     assert store.take(tmp_path, replace(inputs, previous="z")) is None
+    (root / "v").mkdir(parents=True)
     (root / "v" / "f").write_text("2")
     assert (store.keep(tmp_path, inputs, root, 2.0).root / "v" / "f").read_text() == "2"
     (tmp_path / "tuned" / inputs.digest / "outcome.json").write_text("{")

@@ -47,6 +47,24 @@ def test_a_full_standard_output_is_one_line() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_reader_of_standard_error_that_leaves_ends_nothing() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    code = "import sys; from pipeline import log; log.note('begun'); log.note('going on'); print(sys.stderr.fileno())"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=write, text=True, check=False)
+    os.close(write)
+    assert done.returncode == 0
+    assert int(done.stdout) > 2  # what is started from now on writes to nobody either
+
+
+@pytest.mark.parametrize("words", [("retune", ""), ("graft", "", "."), ("verify", "")], ids=lambda words: words[0])
+def test_an_image_that_is_not_named_is_refused(words: tuple[str, ...]) -> None:
+    done = pipeline(*words)
+    assert done.returncode == 2
+    assert "error: no image was named\nhint: " in done.stderr
+
+
 TUNED = """
 import sys
 from pipeline.tune import __main__ as tuner

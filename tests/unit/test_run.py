@@ -79,6 +79,20 @@ def test_a_pipe_that_somebody_keeps_open_is_not_waited_for(tmp_path: Path, captu
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
+def test_what_a_listener_raises_comes_out_when_all_is_read() -> None:
+    def refuse(line: str) -> None:
+        raise LookupError(line)
+
+    with pytest.raises(LookupError, match=r"^first$"):
+        run(python("print('first', flush=True); print('x' * 1_000_000); print('last')"), on_line=refuse, timeout=60)
+
+
+def test_a_full_log_does_not_end_what_is_run(capsys: pytest.CaptureFixture[str]) -> None:
+    done = run(python("print('first', flush=True); print('x' * 1_000_000); print('last')"), log=Path("/dev/full"))
+    assert done.tail[-1] == "last"
+    assert "/dev/full takes nothing more: No space left on device" in capsys.readouterr().err
+
+
 def test_an_interruption_ends_the_process_and_reads_what_it_says_at_its_end(tmp_path: Path) -> None:
     child = (
         "import os, signal, time\n"

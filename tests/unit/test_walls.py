@@ -20,7 +20,7 @@ ALLOWED = {
     "cache": {"contract"},
     "tune": {"contract", "cache", "run", "log"},
     "start": {"contract", "cache"},
-    "run": {"contract"},
+    "run": {"contract", "log"},
     "log": {"contract"},
 }
 SHIPPED = set(ALLOWED)  # runs inside the image: standard library only, but for torch and flashinfer in tune
