@@ -163,10 +163,10 @@ def spawn(
             end_group(process)
 
 
-def _close(sink: IO[str]) -> None:
-    """Close a log, on a full disk too, where what is still unwritten would be tried again."""
+def close(stream: IO[str]) -> None:
+    """Close a log or a pipe that may take no more: on a full disk, or with its reader gone, the rest would be tried."""
     with contextlib.suppress(OSError):
-        sink.close()
+        stream.close()
 
 
 class _Readers:
@@ -183,9 +183,8 @@ class _Readers:
 
     def start(self, process: subprocess.Popen[str]) -> None:
         """Read stdout as data and stderr as lines, or stdout as lines where both are one."""
-        ways = [(process.stdout, self._follow if process.stderr is None else self._collect)]
-        ways += [] if process.stderr is None else [(process.stderr, self._follow)]
-        for stream, way in ways:
+        both = [(process.stdout, self._collect), (process.stderr, self._follow)]
+        for stream, way in both if process.stderr is not None else [(process.stdout, self._follow)]:
             self._threads.append(Thread(target=way, args=(stream,), daemon=True))
             self._threads[-1].start()
 
@@ -215,7 +214,7 @@ class _Readers:
                 self._sink.flush()
             except OSError as error:  # what the process does is worth more than what it says
                 talk.warn(f"{self._sink.name} takes nothing more: {error.strerror}")
-                _close(self._sink)
+                close(self._sink)
                 self._sink = None
         if self._echo:
             talk.line(text)
@@ -253,7 +252,7 @@ def run(
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
             sink = log.open("a", encoding="utf-8", errors="replace")
-            stack.callback(_close, sink)
+            stack.callback(close, sink)
             sink.write(f"+ {spelled(command)}\n")
         source = stack.enter_context(stdin.open("rb")) if stdin is not None else None
         process = stack.enter_context(

@@ -177,7 +177,7 @@ def convened(count: int, plan: Path, device: torch.device, patience: float) -> I
                 run.spawn(command, env={**os.environ, **starter()}, stdin=run.PIPE, stdout=run.PIPE)
             )
             assert process.stdin is not None and process.stdout is not None
-            stack.callback(_close, process.stdin)
+            stack.callback(run.close, process.stdin)  # it may be gone with something still unread there
             return Juror(number, process, process.stdin, _follow(process.stdout))
 
         yield Jury(start, {number: start(number) for number in range(1, count + 1)}, patience)
@@ -204,12 +204,6 @@ def _answer(said: Mapping[str, Any], shape: Sequence[int], count: int) -> Answer
     if [[len(times) for times in one.values()] for one in told] != [shape] * count:
         raise ValueError(_NONSENSE)
     return told, "", 0
-
-
-def _close(stream: IO[str]) -> None:
-    """Close the way to a juror, which may be gone with something still unread there."""
-    with contextlib.suppress(OSError):
-        stream.close()
 
 
 def _follow(stream: IO[str]) -> queue.Queue[str]:
