@@ -100,14 +100,14 @@ test-tune: $(VENV)/ready $(TUNE_VENV)/ready ## the real AutoTuner on CPU ranks, 
 	@$(TUNE_TESTS) $(PYTEST) tests/tune
 
 test-engine: $(VENV)/ready ## tests against the real Docker Engine, which they start
-	@$(PYTEST) tests/engine
+	@$(PYTEST) tests/docker
 
 test-release: $(VENV)/ready ## tests against a real registry, which they install and start
 	@$(PYTEST) tests/release
 
 # Two processes. Tests that share an engine or a registry stay together (tests/conftest.py), the others go where there is room.
 test: $(VENV)/ready $(TUNE_VENV)/ready ## all tests that this machine can run
-	@$(TUNE_TESTS) $(PYTEST) --numprocesses 2 --dist loadscope --durations 25 tests/engine tests/release tests/tune tests/unit
+	@$(TUNE_TESTS) $(PYTEST) --numprocesses 2 --dist loadscope --durations 25 tests/docker tests/release tests/tune tests/unit
 
 bench: $(VENV)/ready ## figures of speed and memory
 	@$(VENV)/bin/python -m bench

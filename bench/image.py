@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from bench.measure import many, once, say
-from pipeline.engine import ensure
-from pipeline.engine.buildx import environment
+from pipeline.daemon import ensure
+from pipeline.daemon.buildx import environment
 from pipeline.home import cache_home
 from pipeline.image.caches import collect
 from pipeline.image.contexts import stage_key

@@ -12,8 +12,8 @@ import sys
 import time
 
 from bench.measure import say
-from pipeline.engine import connect, ensure
-from pipeline.engine.look import Look
+from pipeline.daemon import connect, ensure
+from pipeline.daemon.look import Look
 from pipeline.image.identity import identify
 
 RUNS = 3

@@ -28,7 +28,7 @@ from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.key import make_key
 from pipeline.contract.manifest import Covered, FileFacts, Manifest
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
-from pipeline.engine import up
+from pipeline.daemon import up
 from pipeline.home import cache_home
 from pipeline.image import verify
 

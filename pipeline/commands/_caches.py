@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.contract.errors import CacheRefused, EngineError, UsageError
+from pipeline.contract.errors import CacheRefused, DockerError, UsageError
 
 if TYPE_CHECKING:
     from docker.models.images import Image
@@ -36,9 +36,9 @@ def image_in_engine(name: str) -> Iterator[tuple[DockerClient, Image]]:
     """The engine's client and an image of it; no engine is started for this.
 
     Raises `TargetUnknown` for what no image can be called, and when an engine answers and has no such image; an
-    `EngineError` when none answers.
+    `DockerError` when none answers.
     """
-    from pipeline.engine import connect, find
+    from pipeline.daemon import connect, find
     from pipeline.image.settings import ImageNameInvalid, check_reference
 
     try:
@@ -49,7 +49,7 @@ def image_in_engine(name: str) -> Iterator[tuple[DockerClient, Image]]:
         ) from error
     engine = find()
     if engine is None:
-        raise EngineError(
+        raise DockerError(
             f"{name} is no file or directory, and no Docker Engine answers that might have an image of that name",
             hint="give a path that exists, or `pipeline engine up`",
         )
@@ -110,7 +110,7 @@ def live_record(client: DockerClient, image: Image, *, gpus: bool, max_wait: flo
 
     from pipeline.contract.places import ENV_WORKSPACE
     from pipeline.contract.record import Record
-    from pipeline.engine import find
+    from pipeline.daemon import find
     from pipeline.image.contain import Sandbox, run_to_end
     from pipeline.image.gpus import NO_GPUS, offered
 
@@ -153,7 +153,7 @@ def here() -> Environment:
 def root_of(target: str) -> Iterator[Path]:
     """The cache root that `target` names: a directory, or for `oci:DIR[:TAG]` and an image a copy.
 
-    Raises `TargetUnknown`, `LayoutInvalid`, `NoCacheInImage` or an `EngineError`.
+    Raises `TargetUnknown`, `LayoutInvalid`, `NoCacheInImage` or an `DockerError`.
     """
     from pipeline.cache.oci import read_layout
 

@@ -102,16 +102,16 @@ def strays(root: Path) -> list[str]:
 def used_manifests() -> set[str]:
     """sha256 of the manifests that the images in the engine were baked from, by their label.
 
-    Raises an `EngineError` where no engine answers: without one, nothing can be called unused.
+    Raises an `DockerError` where no engine answers: without one, nothing can be called unused.
     """
     import contextlib
 
-    from pipeline.contract.errors import EngineError
-    from pipeline.engine import connect, find
+    from pipeline.contract.errors import DockerError
+    from pipeline.daemon import connect, find
 
     engine = find()
     if engine is None:
-        raise EngineError("no Docker Engine answers, so that nothing can be called unused", hint="pipeline engine up")
+        raise DockerError("no Docker Engine answers, so that nothing can be called unused", hint="pipeline engine up")
     with contextlib.closing(connect(engine)) as client:
         images = client.images.list(filters={"label": _LABEL})
         named = [str(image.labels.get(_LABEL, "")) for image in images]

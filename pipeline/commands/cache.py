@@ -230,14 +230,14 @@ def _export(arguments: argparse.Namespace) -> int:
 def _prune(arguments: argparse.Namespace) -> int:
     from pipeline import log
     from pipeline.commands._store import remove, select, stored, used_manifests
-    from pipeline.contract.errors import EngineError, UsageError
+    from pipeline.contract.errors import DockerError, UsageError
     from pipeline.versions.findings import counted
 
     if arguments.older_than is None and arguments.max_size is None and not arguments.unused:
         raise UsageError("nothing says what to remove", hint="--older-than DAYS, --max-size SIZE, --unused")
     try:
         used = used_manifests()
-    except EngineError as error:
+    except DockerError as error:
         if arguments.unused:
             raise
         log.note(f"{error.message}: age alone decides")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline.contract.exits import Exit
 
 if TYPE_CHECKING:
-    from pipeline.engine.state import Status
+    from pipeline.daemon.state import Status
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Do one of the three."""
-    from pipeline import engine as room
+    from pipeline import daemon as room
     from pipeline import log
 
     if arguments.action == "up":
@@ -47,7 +47,7 @@ def execute(arguments: argparse.Namespace) -> int:
         print(json.dumps(asdict(found), indent=2))
     else:
         print("\n".join(_lines(found)))
-    return int(Exit.OK if found.engine else Exit.NO_ENGINE)
+    return int(Exit.OK if found.engine else Exit.NO_DOCKER)
 
 
 def _amount(count: int) -> str:

@@ -51,7 +51,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     ask, cells = _asked(arguments)
     run = Release(ask, cells)
-    code = int(Exit.BUG)
+    code = int(Exit.INTERNAL)
     try:
         run.run()
         code = run.summary().code

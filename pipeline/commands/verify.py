@@ -28,8 +28,8 @@ def execute(arguments: argparse.Namespace) -> int:
     from pipeline import log
     from pipeline.contract.errors import UsageError
     from pipeline.contract.files import write_json
-    from pipeline.engine import ensure
-    from pipeline.engine.look import Look
+    from pipeline.daemon import ensure
+    from pipeline.daemon.look import Look
     from pipeline.image.device import read_processor
     from pipeline.image.facts import probe
     from pipeline.image.flow import how_to_verify

@@ -20,7 +20,7 @@ class PipelineError(Exception):
     the full log where one exists.
     """
 
-    exit_code: ClassVar[Exit] = Exit.BUG
+    exit_code: ClassVar[Exit] = Exit.INTERNAL
 
     def __init__(self, message: str, *, hint: str = "", details: Sequence[str] = (), log: str = "") -> None:
         super().__init__(message)
@@ -42,10 +42,10 @@ class DriftError(PipelineError):
     exit_code = Exit.DRIFT
 
 
-class EngineError(PipelineError):
+class DockerError(PipelineError):
     """No usable Docker Engine."""
 
-    exit_code = Exit.NO_ENGINE
+    exit_code = Exit.NO_DOCKER
 
 
 class BuildError(PipelineError):
@@ -54,10 +54,10 @@ class BuildError(PipelineError):
     exit_code = Exit.BUILD
 
 
-class TuningError(PipelineError):
+class WarmUpError(PipelineError):
     """Tuning failed, hung, or would have ended with a partial result."""
 
-    exit_code = Exit.TUNING
+    exit_code = Exit.WARM_UP
 
 
 class CacheRefused(PipelineError):

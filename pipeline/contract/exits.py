@@ -9,12 +9,12 @@ class Exit(IntEnum):
     """One code per kind of outcome, so that a CI job can branch on it."""
 
     OK = 0
-    BUG = 1
+    INTERNAL = 1
     USAGE = 2
     DRIFT = 3
-    NO_ENGINE = 4
+    NO_DOCKER = 4
     BUILD = 5
-    TUNING = 6
+    WARM_UP = 6
     CACHE = 7
     PUBLISH = 8
     INTERRUPTED = 130
@@ -22,12 +22,12 @@ class Exit(IntEnum):
 
 MEANING: dict[Exit, str] = {
     Exit.OK: "fine",
-    Exit.BUG: "a bug of ours",
+    Exit.INTERNAL: "internal error",
     Exit.USAGE: "usage or configuration",
-    Exit.DRIFT: "drift or difference found (check, audit, cache diff)",
-    Exit.NO_ENGINE: "no Docker Engine",
+    Exit.DRIFT: "drift or difference found",
+    Exit.NO_DOCKER: "no Docker Engine",
     Exit.BUILD: "build failed",
-    Exit.TUNING: "tuning failed",
+    Exit.WARM_UP: "warm-up or tuning failed",
     Exit.CACHE: "cache refused",
     Exit.PUBLISH: "publishing failed",
     Exit.INTERRUPTED: "interrupted",

@@ -196,7 +196,7 @@ def _mirrors(suite: str) -> list[str]:
 
     Nothing when the host has none for this suite: mmdebstrap then takes its own default.
     """
-    from pipeline.engine import apt
+    from pipeline.daemon import apt
 
     keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
     signed = f"[signed-by={keyring}] " if Path(keyring).exists() else ""

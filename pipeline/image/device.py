@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.contract.digest import sha256_bytes
-from pipeline.contract.errors import EngineError
+from pipeline.contract.errors import DockerError
 
 from .contain import Sandbox, run_to_end
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _READ = "print(open('/proc/cpuinfo').read())"
 
 
-class DeviceUnknown(EngineError):
+class DeviceUnknown(DockerError):
     """The engine's processor cannot be read."""
 
 

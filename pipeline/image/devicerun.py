@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.contract.errors import BuildError
-from pipeline.engine import buildx
+from pipeline.daemon import buildx
 from pipeline.run import ProcessFailed, run
 
 _PLAIN = b"RUN --network=none --mount=type=bind,from=previous"

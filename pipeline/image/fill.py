@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline import log
 from pipeline.cache.archive import safe_extract
-from pipeline.contract.errors import BuildError, TuningError
+from pipeline.contract.errors import BuildError, WarmUpError
 from pipeline.contract.places import CACHE_ROOT, PLAN_FILE, STATE_ROOT, TUNING_ROOT
 
 from .buildkit import Builder, Stage
@@ -46,7 +46,7 @@ class ClassicStageFailed(BuildError):
     """The classic builder could not run the tuning step."""
 
 
-class ContainerEnded(TuningError):
+class ContainerEnded(WarmUpError):
     """The container that tuned was ended from outside."""
 
 

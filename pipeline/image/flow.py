@@ -38,7 +38,7 @@ from .verify import How, VerifyFailed, verify
 
 if TYPE_CHECKING:
     from docker import DockerClient
-    from pipeline.engine import Engine
+    from pipeline.daemon import Engine
 
 
 _REMEDY = "no image was named; RETUNE=1 (--retune) makes the cache again"
@@ -184,7 +184,7 @@ def how_to_verify(engine: Engine, gpus: Gpus, processor: Mapping[str, Any], max_
 
 def fill_store(request: Request) -> Keys:
     """Everything up to the tuned cache in the host's store: what `pipeline tune` does."""
-    from pipeline.engine import ensure
+    from pipeline.daemon import ensure
 
     logfile = log_file(cache_home(), "tune")
     engine = ensure(store=request.store or None)
@@ -238,7 +238,7 @@ def give_name(done: Finished, wanted: str = "") -> str:
 
 def build_image(request: Request) -> Outcome:
     """Build, tune, bake, verify and name one image. Raise the failed step's error; no name is given then."""
-    from pipeline.engine import ensure
+    from pipeline.daemon import ensure
 
     clock = Clock()
     logfile = log_file(cache_home(), "image")

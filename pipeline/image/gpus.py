@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pipeline.contract.errors import UsageError
 
 if TYPE_CHECKING:
-    from pipeline.engine import Engine
+    from pipeline.daemon import Engine
 
 Access = Literal["none", "cdi", "default-runtime", "runtime"]
 _KIND = "nvidia.com/gpu="

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pipeline.contract.errors import EngineError
+from pipeline.contract.errors import DockerError
 
 if TYPE_CHECKING:
     from docker import DockerClient
-    from pipeline.engine import Engine
+    from pipeline.daemon import Engine
 
 
-class EngineGone(EngineError):
+class EngineGone(DockerError):
     """The engine stopped answering, or refused a request that it should take."""
 
 
@@ -37,7 +37,7 @@ def translated(engine: Engine) -> Iterator[None]:
 @contextmanager
 def connected(engine: Engine) -> Iterator[DockerClient]:
     """Connect, and close on the way out; errors are `translated`."""
-    from pipeline.engine import connect
+    from pipeline.daemon import connect
 
     with contextlib.closing(connect(engine)) as client, translated(engine):
         yield client

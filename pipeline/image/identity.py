@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.engine.look import Look
+from pipeline.daemon.look import Look
 
 from .peek import peek
 from .saved import read_saved, saved_of

@@ -31,7 +31,7 @@ from .wrap import Runs, finished_dockerfile, read_runs
 
 if TYPE_CHECKING:
     from docker import DockerClient
-    from pipeline.engine import Engine
+    from pipeline.daemon import Engine
 
 
 class RenderedFilesDiffer(DriftError):
@@ -233,7 +233,7 @@ def prepare(
         "previous": previous, "dockerfile": sha256_bytes(template),
         "options": request.tune_options,
     }  # fmt: skip
-    from pipeline.engine.buildx import environment
+    from pipeline.daemon.buildx import environment
 
     return Prepared(
         client=client,

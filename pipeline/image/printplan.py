@@ -38,7 +38,7 @@ _TUNED = Path("TUNED")
 
 def print_plan(request: Request) -> list[str]:
     """The lines of a shell script: comments, and the commands in order."""
-    from pipeline.engine import ensure
+    from pipeline.daemon import ensure
 
     logfile = log_file(cache_home(), "plan")
     engine = ensure(store=request.store or None)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import BuildError
-from pipeline.engine.look import Look
+from pipeline.daemon.look import Look
 
 from .buildkit import Builder, Stage
 from .peek import peek

@@ -40,7 +40,7 @@ from .verify import How, VerifyFailed, check_present, device_name, own_keys, rea
 
 if TYPE_CHECKING:
     from docker import DockerClient
-    from pipeline.engine import Engine
+    from pipeline.daemon import Engine
 
 
 class NotTunedImage(UsageError):
@@ -99,7 +99,7 @@ def retune(image: str, request: Request) -> Changed:
     `request` carries the tuning options; its plan and base are taken from the image. The new image takes the old one's
     name, or `request.image`; a name is given only after a verdict that passes.
     """
-    from pipeline.engine import ensure
+    from pipeline.daemon import ensure
 
     logfile = log_file(cache_home(), "retune")
     engine = ensure(store=request.store or None)
@@ -140,7 +140,7 @@ def retune(image: str, request: Request) -> Changed:
 
 def graft(image: str, roots: Sequence[Path], request: Request) -> Changed:
     """Add the keys below `roots` to `image`, a layer each; raise what stands against it before anything is made."""
-    from pipeline.engine import ensure
+    from pipeline.daemon import ensure
 
     keys = complete(collect(roots))
     logfile = log_file(cache_home(), "graft")
@@ -239,7 +239,7 @@ def _change(
     add: Sequence[Baked], all_keys: Sequence[Baked], seconds: float = 0.0,
 ) -> Changed:  # fmt: skip
     """Make the layers, the image, its verdict, and only then its name."""
-    from pipeline.engine.buildx import environment
+    from pipeline.daemon.buildx import environment
 
     staging = Staging(cache_home())
     builder = Builder(environment(engine), b"", staging.folder, staging.empty(), logfile)

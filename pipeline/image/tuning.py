@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.cache.store import check_root
-from pipeline.contract.errors import CacheRefused, PipelineError, TuningError, UsageError
+from pipeline.contract.errors import CacheRefused, PipelineError, UsageError, WarmUpError
 from pipeline.contract.exits import Exit
 from pipeline.contract.places import CACHE_ROOT, FAILURE_FILE
 from pipeline.contract.scratch import scratch
@@ -20,7 +20,7 @@ from .provenance import stamp
 from .store import Inputs, Tuned, check_writable, keep
 
 
-class TuningFailed(TuningError):
+class TuningFailed(WarmUpError):
     """The ranks failed, hung or disagreed inside the tuned stage."""
 
 
@@ -35,16 +35,16 @@ class TuningCacheRefused(CacheRefused):
 # The tuner writes its own exit code into failure.json; a build step can only end with 0 or 1.
 _CAUSES: dict[int, type[PipelineError]] = {
     int(Exit.USAGE): TuningRefused,
-    int(Exit.TUNING): TuningFailed,
+    int(Exit.WARM_UP): TuningFailed,
     int(Exit.CACHE): TuningCacheRefused,
 }
 
 
-class TuningTooSlow(TuningError):
+class TuningTooSlow(WarmUpError):
     """The tuning did not end within --tune-max-wait."""
 
 
-class TunedNothing(TuningError):
+class TunedNothing(WarmUpError):
     """The tuned stage ended without a cache and without saying why."""
 
 
@@ -101,7 +101,7 @@ def _raise_failure(path: Path, logfile: Path) -> None:
     for rank in told.get("ranks", ()):
         details.append(f"rank {rank.get('rank')}: last step {rank.get('step', 'unknown')}")
         details += [f"    {line}" for line in str(rank.get("stack", "")).splitlines()[:12]]
-    raise _CAUSES.get(int(told.get("exit_code", Exit.TUNING)), TuningFailed)(
+    raise _CAUSES.get(int(told.get("exit_code", Exit.WARM_UP)), TuningFailed)(
         str(told.get("message", "tuning failed")),
         details=details[-40:],
         hint=str(told.get("hint", "")),

@@ -36,7 +36,7 @@ from .modulecheck import module_findings
 
 if TYPE_CHECKING:
     from docker import DockerClient
-    from pipeline.engine.look import Look
+    from pipeline.daemon.look import Look
 
 _ANYBODY = "65532:65532"  # a user that no image knows: no name, no home
 

@@ -45,7 +45,7 @@ from .verdicts import proofs, read_verdicts
 
 if TYPE_CHECKING:
     from docker import DockerClient
-    from pipeline.engine import Engine
+    from pipeline.daemon import Engine
 
 _AT_ONCE = 8  # cells that are looked up at the registry at the same time
 
@@ -122,8 +122,8 @@ class Release:
 
     def _engine(self) -> Engine:
         """An engine with the containerd store: only that keeps annotations and attestations."""
-        from pipeline.engine import find, up
-        from pipeline.engine.errors import NoEngine
+        from pipeline.daemon import find, up
+        from pipeline.daemon.errors import NoEngine
 
         if self.ask.dry_run and find() is None:
             raise NoEngine("no engine answers, and a dry run starts none", hint="pipeline engine up --store containerd")

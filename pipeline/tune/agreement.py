@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.contract.digest import canonical_json
-from pipeline.contract.errors import TuningError, UsageError
+from pipeline.contract.errors import UsageError, WarmUpError
 
 _SHOWN = 160  # characters of a value in a message
 
 
-class RanksDiffer(TuningError):
+class RanksDiffer(WarmUpError):
     """The contract between the ranks is broken; they would hang or tune different things."""
 
 
-class TacticsDiffer(TuningError):
+class TacticsDiffer(WarmUpError):
     """Ranks hold different tactics for one key."""
 
 
@@ -25,7 +25,7 @@ class GpuShared(UsageError):
     """Two ranks run on one GPU."""
 
 
-class EntryElsewhere(TuningError):
+class EntryElsewhere(WarmUpError):
     """A rank lacks, or has, an entry against what the plan assigns it."""
 
 

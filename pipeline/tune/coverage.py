@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from pipeline.contract.errors import TuningError
+from pipeline.contract.errors import WarmUpError
 from pipeline.contract.manifest import Covered
 from pipeline.contract.plan import OpPlan, Plan
 
@@ -27,7 +27,7 @@ _at = flashinfer_api.load()
 _CAN_TIE = "tie_tolerance" in inspect.signature(_at.autotune).parameters
 
 
-class CoverageMissing(TuningError):
+class CoverageMissing(WarmUpError):
     """A bucket of the plan has no entry that answers for it; the tuning was partial."""
 
 

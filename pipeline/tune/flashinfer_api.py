@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
-from pipeline.contract.errors import TuningError
+from pipeline.contract.errors import WarmUpError
 
 from .agreement import Held
 from .strategy import check_version
@@ -46,11 +46,11 @@ NEWER = (
 )  # fmt: skip
 
 
-class FlashInferMoved(TuningError):
+class FlashInferMoved(WarmUpError):
     """This FlashInfer lacks a name that the tuner needs."""
 
 
-class FlashInferMissing(TuningError):
+class FlashInferMissing(WarmUpError):
     """FlashInfer cannot be imported at all."""
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pipeline.contract.errors import TuningError
+from pipeline.contract.errors import WarmUpError
 
 from . import flashinfer_api
 from .rank import DeviceLost
@@ -27,7 +27,7 @@ OUT_OF_MEMORY = (torch.cuda.OutOfMemoryError, MemoryError)
 _BEFORE_TIMING = {"get_valid_tactics": "list its tactics", "precompile_tactics": "compile its tactics"}
 
 
-class OutOfMemory(TuningError):
+class OutOfMemory(WarmUpError):
     """A rank ran out of memory outside of a tactic."""
 
 

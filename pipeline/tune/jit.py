@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from pipeline.contract.digest import sha256_file
-from pipeline.contract.errors import TuningError
+from pipeline.contract.errors import WarmUpError
 from pipeline.contract.manifest import Module
 from pipeline.contract.opnames import is_skipped
 from pipeline.contract.plan import Plan
@@ -36,7 +36,7 @@ _TICK = 2.0
 _ONLY_TUNING = ("flashinfer.jit.tllm_utils", "gen_trtllm_utils_module")  # the delay before a timed launch
 
 
-class JitFailed(TuningError):
+class JitFailed(WarmUpError):
     """A module could not be compiled or loaded."""
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from pipeline import log
 from pipeline.contract.commandline import path
-from pipeline.contract.errors import PipelineError, TuningError, UsageError
+from pipeline.contract.errors import PipelineError, UsageError, WarmUpError
 from pipeline.contract.plan import Plan
 
 
-class ModulesFailed(TuningError):
+class ModulesFailed(WarmUpError):
     """A module of the plan could not be compiled."""
 
 

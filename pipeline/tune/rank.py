@@ -125,9 +125,9 @@ def describe(rank: int, error: BaseException, place: str) -> RankFailure:
     if isinstance(error, PipelineError):
         return RankFailure(rank, "refused", int(error.exit_code), error.message, error.hint, error.details)
     if isinstance(error, CollectiveFailed):
-        return RankFailure(rank, "collective", int(Exit.TUNING), str(error))
+        return RankFailure(rank, "collective", int(Exit.WARM_UP), str(error))
     if isinstance(error, DeviceLost):
-        return RankFailure(rank, "device", int(Exit.TUNING), str(error))
+        return RankFailure(rank, "device", int(Exit.WARM_UP), str(error))
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         where = f" ({error.filename})" if error.filename else ""
         hint = f"nothing was saved; free room on that disk, or set {ENV_WORKSPACE} to a folder of another"
@@ -135,9 +135,9 @@ def describe(rank: int, error: BaseException, place: str) -> RankFailure:
     if type(error).__name__ in _NO_MEMORY or any(words in str(error) for words in _NO_MEMORY_SAID):
         said = str(error).strip().splitlines()[:1] or [type(error).__name__]
         hint = "nothing was saved; free memory, plan with a smaller --max-tokens, or leave the op out (--skip-ops)"
-        return RankFailure(rank, "refused", int(Exit.TUNING), f"out of memory at: {place}", hint, tuple(said))
+        return RankFailure(rank, "refused", int(Exit.WARM_UP), f"out of memory at: {place}", hint, tuple(said))
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
-    return RankFailure(rank, "bug", int(Exit.BUG), f"{type(error).__name__}: {error}", details=tuple(lines))
+    return RankFailure(rank, "bug", int(Exit.INTERNAL), f"{type(error).__name__}: {error}", details=tuple(lines))
 
 
 def environment() -> tuple[int, int]:

@@ -24,7 +24,7 @@ from pipeline.cache.tree import Stored, find_keys, read_key
 from pipeline.contract.bounds import seconds
 from pipeline.contract.commandline import Parser, path
 from pipeline.contract.digest import sha256_file
-from pipeline.contract.errors import CacheRefused, PipelineError, TuningError, UsageError
+from pipeline.contract.errors import CacheRefused, PipelineError, UsageError, WarmUpError
 from pipeline.contract.exits import Exit
 from pipeline.contract.files import write_json
 from pipeline.contract.key import Key
@@ -142,7 +142,7 @@ def replay(root: Path, chosen: str | None, timeout: float) -> dict[str, Any]:
         ]
         try:
             supervise(Crew(nproc, timeout, work, launched=False), commands)
-        except TuningError as error:
+        except WarmUpError as error:
             raise ReplayBroken(error.message, details=error.details, hint="the cache was not proved") from error
         results = [json.loads(result_path(work, rank).read_bytes()) for rank in range(nproc)]
     told = join(results, stored.manifest)

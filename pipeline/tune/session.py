@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pipeline.contract.clashes import clashes
-from pipeline.contract.errors import TuningError, UsageError
+from pipeline.contract.errors import UsageError, WarmUpError
 from pipeline.contract.files import write_whole
 from pipeline.contract.manifest import Module
 from pipeline.contract.opnames import is_skipped
@@ -49,7 +49,7 @@ class PlanElsewhere(UsageError):
     """The plan was made for another FlashInfer, device or number of ranks than are here."""
 
 
-class DeviceChanged(TuningError):
+class DeviceChanged(WarmUpError):
     """A rank is no longer on the GPU that it began with."""
 
 

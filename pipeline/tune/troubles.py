@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.contract.errors import CacheRefused, PipelineError, TuningError, UsageError
+from pipeline.contract.errors import CacheRefused, PipelineError, UsageError, WarmUpError
 
 from .attempt import Crash
 from .rank import RankFailure
@@ -28,31 +28,31 @@ class RankTrouble(PipelineError):
     stalls: Sequence[Stall] = ()
 
 
-class RankLost(RankTrouble, TuningError):
+class RankLost(RankTrouble, WarmUpError):
     """A rank's process ended without a word."""
 
 
-class RankCrashed(RankTrouble, TuningError):
+class RankCrashed(RankTrouble, WarmUpError):
     """A tactic ended a rank's process, or its CUDA context."""
 
 
-class RankStopped(RankTrouble, TuningError):
+class RankStopped(RankTrouble, WarmUpError):
     """A rank's process is stopped by a signal or a debugger."""
 
 
-class RankHung(RankTrouble, TuningError):
+class RankHung(RankTrouble, WarmUpError):
     """A rank did not come while the others waited for it."""
 
 
-class RanksApart(RankTrouble, TuningError):
+class RanksApart(RankTrouble, WarmUpError):
     """Ranks wait for each other at different places."""
 
 
-class RankBroken(RankTrouble, TuningError):
+class RankBroken(RankTrouble, WarmUpError):
     """A rank failed with an exception that is no expected error."""
 
 
-class RankRefused(RankTrouble, TuningError):
+class RankRefused(RankTrouble, WarmUpError):
     """A rank gave an expected reason to stop."""
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipeline.contract.errors import TuningError
+from pipeline.contract.errors import WarmUpError
 from pipeline.contract.plan import OpPlan
 
 from . import flashinfer_api
@@ -30,11 +30,11 @@ Gather = Callable[[Any], list[Any]]
 _TRIES = 8  # tactics that may prove wrong at one bucket
 
 
-class DefaultWrong(TuningError):
+class DefaultWrong(WarmUpError):
     """What FlashInfer runs untuned is wrong or fails: there is nothing left to choose."""
 
 
-class NoSoundTactic(TuningError):
+class NoSoundTactic(WarmUpError):
     """One tactic after another was wrong."""
 
 

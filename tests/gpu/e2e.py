@@ -123,7 +123,7 @@ class Host:
     """What the steps share: the engine, its GPUs, the words of every `pipeline image`."""
 
     def __init__(self, record: Record, base: str, model: str, repeats: int) -> None:
-        from pipeline.engine import connect, ensure
+        from pipeline.daemon import connect, ensure
         from pipeline.image.facts import probe
         from pipeline.image.gpus import offered
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine import apt, osrelease, packages
-from pipeline.engine.errors import InstallFailed
-from pipeline.engine.lock import locked
-from pipeline.engine.places import places
+from pipeline.daemon import apt, osrelease, packages
+from pipeline.daemon.errors import InstallFailed
+from pipeline.daemon.lock import locked
+from pipeline.daemon.places import places
 
 # program -> package; what Debian 12 lacks comes from Debian 13, by the source that the engine's packages come by
 PACKAGES = {

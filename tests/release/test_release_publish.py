@@ -1,6 +1,6 @@
 """A baked image on its way to its tag, through a real registry: what travels, in which order, and what happens when it breaks.
 
-BuildKit's part is played by an OCI layout of the same shape; the whole of it runs in tests/engine/test_release.py.
+BuildKit's part is played by an OCI layout of the same shape; the whole of it runs in tests/docker/test_release.py.
 """
 
 from __future__ import annotations

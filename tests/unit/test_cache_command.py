@@ -301,7 +301,7 @@ def home(tmp_path, monkeypatch):
         os.utime(outcome, (when, when))
     (tuned / ".keeping-x").mkdir()
     (tuned / ".entry-x" / "entry").mkdir(parents=True)  # left by one that was killed
-    monkeypatch.setattr("pipeline.engine.find", lambda: None)
+    monkeypatch.setattr("pipeline.daemon.find", lambda: None)
     return tuned
 
 
@@ -382,8 +382,8 @@ def test_pruning_what_no_image_was_baked_from(capsys, home, monkeypatch):
 def test_an_image_of_several_keys_uses_all_of_them(monkeypatch):
     image = SimpleNamespace(labels={"io.github.tuned-image-pipeline.manifest": "aa,bb"})
     client = SimpleNamespace(images=SimpleNamespace(list=lambda filters: [image]), close=lambda: None)
-    monkeypatch.setattr("pipeline.engine.find", object)
-    monkeypatch.setattr("pipeline.engine.connect", lambda engine: client)
+    monkeypatch.setattr("pipeline.daemon.find", object)
+    monkeypatch.setattr("pipeline.daemon.connect", lambda engine: client)
     assert _store.used_manifests() == {"aa", "bb"}
 
 
@@ -391,7 +391,7 @@ def test_pruning_needs_a_reason_and_an_engine_for_unused(capsys, home, monkeypat
     assert run(capsys, "prune")[0] == 2
     assert run(capsys, "prune", "--older-than", "x")[0] == 2
     assert run(capsys, "prune", "--max-size", "10 elephants")[0] == 2
-    monkeypatch.setattr("pipeline.engine.find", lambda: None)
+    monkeypatch.setattr("pipeline.daemon.find", lambda: None)
     assert run(capsys, "prune", "--unused")[0] == 4
     assert left(home) == ["a", "b", "c"]
 

@@ -22,7 +22,7 @@ from pipeline.cache.judge import Field
 from pipeline.cache.otherkeys import other_keys
 from pipeline.cache.tree import walk
 from pipeline.contract.digest import sha256_bytes
-from pipeline.contract.errors import EngineError
+from pipeline.contract.errors import DockerError
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,9 +142,9 @@ def test_bad_usage(capsys, tmp_path, record):
 
 
 def test_an_image_needs_an_engine(capsys, monkeypatch):
-    monkeypatch.setattr("pipeline.engine.find", lambda: None)
+    monkeypatch.setattr("pipeline.daemon.find", lambda: None)
     code, _, err = run(capsys, "tuned/tiny:none")
-    assert (code, EngineError.exit_code) == (4, 4)
+    assert (code, DockerError.exit_code) == (4, 4)
     assert "no Docker Engine answers" in err
 
 

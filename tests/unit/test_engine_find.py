@@ -18,10 +18,10 @@ import pytest
 
 from pipeline.__main__ import main
 from pipeline.contract.exits import Exit
-from pipeline.engine import errors, finding, ssh, wire
-from pipeline.engine.facts import Answers, Engine, Tls, engine_from
-from pipeline.engine.look import Look
-from pipeline.engine.places import places
+from pipeline.daemon import errors, finding, ssh, wire
+from pipeline.daemon.facts import Answers, Engine, Tls, engine_from
+from pipeline.daemon.look import Look
+from pipeline.daemon.places import places
 
 INFO: dict[str, Any] = {
     "ServerVersion": "26.1.5+dfsg1",
@@ -195,7 +195,7 @@ def test_an_engine_that_is_named_and_silent_is_an_error_although_another_answers
     monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/gone.sock")
     with pytest.raises(errors.EngineSilent, match=r"gone\.sock \(DOCKER_HOST\): no such file") as caught:
         finding.find()
-    assert caught.value.exit_code == Exit.NO_ENGINE
+    assert caught.value.exit_code == Exit.NO_DOCKER
     assert "unset DOCKER_HOST" in caught.value.hint
 
 
@@ -277,7 +277,7 @@ def test_a_socket_without_permission_says_how_to_get_it(serve: Serve, folder: Pa
             finding.find()
     finally:
         os.seteuid(user)
-    assert caught.value.exit_code == Exit.NO_ENGINE
+    assert caught.value.exit_code == Exit.NO_DOCKER
     assert "usermod -aG" in caught.value.hint
 
 
@@ -436,7 +436,7 @@ def test_the_environment_of_a_cli_names_this_engine_and_no_other(folder: Path, m
 
 
 def test_certificates_come_from_the_context_or_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.engine import contexts
+    from pipeline.daemon import contexts
 
     write_context(folder, "lab", "tcp://box:2376", SkipTLSVerify=True).mkdir(parents=True)
     named = contexts.named({"DOCKER_CONFIG": str(folder / "config"), "DOCKER_CONTEXT": "lab"})
@@ -449,7 +449,7 @@ def test_certificates_come_from_the_context_or_the_environment(folder: Path, mon
 
 
 def test_a_rootless_engine_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from pipeline.engine import flow
+    from pipeline.daemon import flow
 
     found = engine(SecurityOptions=["name=rootless"])
     monkeypatch.setattr(flow, "find", lambda: found)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pipeline.contract.exits import Exit
-from pipeline.engine import apt, errors, osrelease, packages, remedies, starting
-from pipeline.engine.apt import Source
+from pipeline.daemon import apt, errors, osrelease, packages, remedies, starting
+from pipeline.daemon.apt import Source
 from pipeline.run import Finished, ProcessFailed
 
 DEB822 = """\
@@ -120,7 +120,7 @@ def test_a_host_without_a_mirror_is_told_so_and_nothing_is_written(tmp_path: Pat
     root = make_apt(tmp_path / "apt", main="deb http://mirror.example/debian bullseye main")
     with pytest.raises(errors.InstallFailed, match="no mirror for bookworm main") as caught:
         packages.add_newer_suite(root, "bookworm")
-    assert caught.value.exit_code == Exit.NO_ENGINE
+    assert caught.value.exit_code == Exit.NO_DOCKER
     assert not (root / "preferences.d").exists()
 
 
@@ -197,7 +197,7 @@ def test_nothing_is_installed_where_nothing_could_start(
     monkeypatch.setattr(starting, "_may_mount", lambda: mounts)
     with pytest.raises(errors.NoEngine, match=why) as caught:
         starting.start(None)
-    assert caught.value.exit_code == Exit.NO_ENGINE
+    assert caught.value.exit_code == Exit.NO_DOCKER
     assert list(tmp_path.iterdir()) == []
 
 
@@ -276,7 +276,7 @@ def test_a_failed_install_shows_apts_own_words(fake_apt: Apt, tmp_path: Path) ->
     with pytest.raises(errors.InstallFailed, match="apt could not install the engine") as caught:
         packages.install(TRIXIE, packages.names(TRIXIE), tmp_path / "apt.log")
     assert caught.value.details == ("E: Unable to locate package docker.io",)
-    assert caught.value.exit_code == Exit.NO_ENGINE
+    assert caught.value.exit_code == Exit.NO_DOCKER
     assert caught.value.log == str(tmp_path / "apt.log")
     assert not (tmp_path / "policy-rc.d").exists()
 

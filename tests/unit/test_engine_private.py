@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from pipeline.contract.exits import Exit
-from pipeline.engine import buildx, errors, flow, leftovers, network, packages, private, procs, state, wire
-from pipeline.engine.builders import check_builder
-from pipeline.engine.errors import BuilderElsewhere
-from pipeline.engine.facts import Answers, Engine, engine_from
-from pipeline.engine.lock import locked
-from pipeline.engine.places import Places, places
+from pipeline.daemon import buildx, errors, flow, leftovers, network, packages, private, procs, state, wire
+from pipeline.daemon.builders import check_builder
+from pipeline.daemon.errors import BuilderElsewhere
+from pipeline.daemon.facts import Answers, Engine, engine_from
+from pipeline.daemon.lock import locked
+from pipeline.daemon.places import Places, places
 from pipeline.run import Finished, ProcessFailed, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,14 +163,14 @@ def test_the_lock_is_held_by_one_and_says_by_whom(tmp_path: Path, capsys: pytest
         order.append("first")
     waiter.join()
     assert order == ["first", "second"]
-    assert caught.value.exit_code == Exit.NO_ENGINE
+    assert caught.value.exit_code == Exit.NO_DOCKER
     assert f"waiting for process {os.getpid()}" in capsys.readouterr().err
 
 
 def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     code = (
-        "from pathlib import Path; from pipeline.engine.lock import locked\n"
+        "from pathlib import Path; from pipeline.daemon.lock import locked\n"
         f"with locked(Path({str(lock)!r})): print(flush=True); input()"
     )
     holder = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -330,7 +330,7 @@ def test_a_builder_that_is_not_the_engine_s_own_is_refused_or_left_alone_by_name
     monkeypatch.setenv("BUILDX_BUILDER", "farm")
     with pytest.raises(BuilderElsewhere, match=f"names farm, a builder of the {driver} driver") as caught:
         flow.ensure()
-    assert caught.value.exit_code == Exit.NO_ENGINE and "DOCKER_HOST=ssh://" in caught.value.hint
+    assert caught.value.exit_code == Exit.NO_DOCKER and "DOCKER_HOST=ssh://" in caught.value.hint
     for harmless in ("default", "nosuch", "../instances/farm", ""):
         check_builder({"DOCKER_CONFIG": str(tmp_path), "BUILDX_BUILDER": harmless})
     assert capsys.readouterr().err == ""
@@ -395,7 +395,7 @@ def test_a_missing_or_old_buildx_says_how_to_get_it(docker: Docker, answer: str,
     docker.says(answer)
     with pytest.raises(errors.BuildxMissing, match=words) as caught:
         buildx.version()
-    assert caught.value.exit_code == Exit.NO_ENGINE
+    assert caught.value.exit_code == Exit.NO_DOCKER
     assert "install docker-buildx" in caught.value.hint
 
 
@@ -430,7 +430,7 @@ def test_buildx_missing_beside_an_answering_engine_is_installed_by_root_on_debia
 
 
 def test_finding_an_engine_imports_neither_the_sdk_nor_what_starts_one() -> None:
-    heavy = "{'docker', 'requests', 'subprocess', 'pydantic', 'rich', 'http.client', 'ssl', 'pipeline.engine.private'}"
-    code = f"import sys; from pipeline.engine import find; find(); print(sorted({heavy} & set(sys.modules)))"
+    heavy = "{'docker', 'requests', 'subprocess', 'pydantic', 'rich', 'http.client', 'ssl', 'pipeline.daemon.private'}"
+    code = f"import sys; from pipeline.daemon import find; find(); print(sorted({heavy} & set(sys.modules)))"
     env = {"DOCKER_HOST": "", "DOCKER_CONFIG": "/nowhere", "XDG_CACHE_HOME": "/nowhere"}
     assert run([sys.executable, "-c", code], cwd=ROOT, env=env, capture=True).stdout == "[]\n"

@@ -92,7 +92,7 @@ def test_whoever_bakes_given_caches_completes_them(
     def reached(**_: object) -> None:
         raise InterruptedError
 
-    monkeypatch.setattr("pipeline.engine.ensure", reached)
+    monkeypatch.setattr("pipeline.daemon.ensure", reached)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     with pytest.raises(InterruptedError):
         retune.graft("image", [tmp_path], given)

@@ -12,8 +12,8 @@ import pytest
 from cache_samples import write
 
 from pipeline.contract.errors import PipelineError
-from pipeline.engine import Engine
-from pipeline.engine.facts import Answers, engine_from
+from pipeline.daemon import Engine
+from pipeline.daemon.facts import Answers, engine_from
 from pipeline.image import devicerun
 from pipeline.image.buildkit import Builder, Stage
 from pipeline.image.contain import Ended
@@ -136,7 +136,7 @@ def test_a_graft_of_another_flashinfer_is_refused_before_a_gpu_is_asked_for(
 
     facts = BaseFacts("sha256:1", "3.12", "x86_64", (2, 36), {"torch": "2.11.0", "flashinfer-python": inside})
     path, anything = write(tmp_path / "root"), contextlib.nullcontext(Any)
-    monkeypatch.setattr("pipeline.engine.ensure", lambda **_: None)
+    monkeypatch.setattr("pipeline.daemon.ensure", lambda **_: None)
     for name in ("check_present", "check_layout"):
         monkeypatch.setattr(retune, name, lambda *_: None)
     monkeypatch.setattr(retune, "connected", lambda *_: anything)
@@ -390,7 +390,7 @@ def test_a_builder_is_asked_only_when_it_may_know_devices(tmp_path: Path, monkey
     monkeypatch.setattr("pipeline.image.devicerun.run", lambda words, **_more: asked.append(words))
 
     def why(version: tuple[int, int, int], *, cdi: bool = True) -> str:
-        monkeypatch.setattr("pipeline.engine.buildx.version", lambda: version)
+        monkeypatch.setattr("pipeline.daemon.buildx.version", lambda: version)
         return devicerun.why_not({}, base="b", devices=("nvidia.com/gpu=all",), cdi=cdi, logfile=tmp_path / "log")
 
     assert "0.22" in why((0, 13, 1))
@@ -533,5 +533,5 @@ def test_a_tuning_that_outlives_its_bound_is_a_failed_tuning(way: str, tmp_path:
 
     with pytest.raises(TuningTooSlow, match="the tuning outlived its bound") as caught:
         tune(Slow(), None, tmp_path, tmp_path / "log", {})  # type: ignore[arg-type]
-    assert (caught.value.exit_code, caught.value.details) == (Exit.TUNING, ("last words",))
+    assert (caught.value.exit_code, caught.value.details) == (Exit.WARM_UP, ("last words",))
     assert "--tune-max-wait" in caught.value.hint

@@ -70,7 +70,7 @@ def test_what_shares_an_engine_stays_in_one_process(tmp_path: Path) -> None:
     """Our dealing out is taken by the pytest and xdist that are pinned: one that is ignored is not told otherwise."""
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     code = "import os\ndef test_{}():\n    open('said', 'a').write('{} ' + os.environ['PYTEST_XDIST_WORKER'] + '\\n')\n"
-    for name in ("engine/test_image_tiny", "engine/test_retune", "engine/test_release", "release/test_a"):
+    for name in ("docker/test_image_tiny", "docker/test_retune", "docker/test_release", "release/test_a"):
         path = tmp_path / "tests" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(code.format(number, name) for number in range(4)))
@@ -83,7 +83,7 @@ def test_what_shares_an_engine_stays_in_one_process(tmp_path: Path) -> None:
     ran = {tuple(line.split()) for line in (tmp_path / "said").read_text().splitlines()}
     workers = dict(ran)
     assert len(ran) == len(workers) == 4, ran
-    assert workers["engine/test_image_tiny"] == workers["engine/test_retune"] != workers["engine/test_release"]
+    assert workers["docker/test_image_tiny"] == workers["docker/test_retune"] != workers["docker/test_release"]
 
 
 @pytest.mark.parametrize(

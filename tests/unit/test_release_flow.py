@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pipeline.commands import release as command
-from pipeline.contract.errors import BuildError, PipelineError, TuningError
-from pipeline.engine.errors import NoEngine, StoreDiffers
+from pipeline.contract.errors import BuildError, PipelineError, WarmUpError
+from pipeline.daemon.errors import NoEngine, StoreDiffers
 from pipeline.release import flow
 from pipeline.release.ask import Ask, place_from
 from pipeline.release.cells import Cell
@@ -106,7 +106,7 @@ def statuses(run: flow.Release) -> list[str]:
 
 def test_a_failing_cell_stops_no_other(stage: Any) -> None:
     stage.fail = {
-        "b": TuningError("it hung", hint="wait longer"),
+        "b": WarmUpError("it hung", hint="wait longer"),
         "prepare c": BuildError("no base"),
         "d": OSError(28, "No space left on device", "/cache"),
     }
@@ -229,7 +229,7 @@ def test_imported_caches_must_be_what_the_cell_is_named_after() -> None:
 
 
 def test_a_dry_run_starts_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pipeline.engine as room
+    import pipeline.daemon as room
 
     started: list[str] = []
 
@@ -294,5 +294,5 @@ def test_the_command_shows_how_far_it_came(
     said = capsys.readouterr()
     assert [row["status"] for row in json.loads(said.out)["cells"]] == ["pushed", "interrupted"]
     assert "1 pushed, 1 interrupted" in said.err
-    stage.fail = {"b": TuningError("x")}
+    stage.fail = {"b": WarmUpError("x")}
     assert command.execute(SimpleNamespace(json=False)) == 6  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.contract.errors import CacheRefused, TuningError, UsageError
+from pipeline.contract.errors import CacheRefused, UsageError, WarmUpError
 from pipeline.contract.plan import Layout, OpPlan, Plan
 from pipeline.tune.agreement import EntryElsewhere, Held, RankResult, RanksDiffer, TacticsDiffer, agree, merge
 from pipeline.tune.attempt import Attempt
@@ -145,7 +145,7 @@ def test_no_rank_started() -> None:
     assert "no module" in error.details
 
 
-@pytest.mark.parametrize(("code", "family"), [(2, UsageError), (6, TuningError), (7, CacheRefused)])
+@pytest.mark.parametrize(("code", "family"), [(2, UsageError), (6, WarmUpError), (7, CacheRefused)])
 def test_an_expected_error_of_a_rank_keeps_its_exit_code(code: int, family: type[Exception]) -> None:
     failure = RankFailure(1, "refused", code, "no", "do this", ("why",))
     error = diagnose(Situation([waiting(0), RankState(1, step(1), "S", failure=failure)]))

@@ -134,7 +134,7 @@ def test_a_leader_is_refused_when_an_image_is_tuned_again(
 
     how = SimpleNamespace(present=lambda made: made.plan.device == "cpu")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("pipeline.engine.flow.ensure", lambda **_: None)
+    monkeypatch.setattr("pipeline.daemon.flow.ensure", lambda **_: None)
     monkeypatch.setattr(retune, "connected", contextlib.nullcontext)
     monkeypatch.setattr(retune, "_how", lambda *_: how)
     monkeypatch.setattr(retune, "prepare", prepare)

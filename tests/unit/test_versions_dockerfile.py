@@ -1,4 +1,4 @@
-"""The reader of Dockerfile ARGs, against right answers; tests/engine/test_versions_outline.py asks BuildKit itself."""
+"""The reader of Dockerfile ARGs, against right answers; tests/docker/test_versions_outline.py asks BuildKit itself."""
 
 from __future__ import annotations
 

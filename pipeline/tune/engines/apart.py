@@ -6,13 +6,13 @@ import json
 import sys
 
 from pipeline import run
-from pipeline.contract.errors import TuningError
+from pipeline.contract.errors import WarmUpError
 from pipeline.contract.record import Record
 
 _SECONDS = 600.0  # torch and FlashInfer are imported in seconds, on a busy machine in minutes
 
 
-class RecordUnread(TuningError):
+class RecordUnread(WarmUpError):
     """torch and FlashInfer do not say what this environment is; what they said is among the details."""
 
 

@@ -10,7 +10,7 @@ from pipeline.cache.judge import compare
 from pipeline.cache.layouts import Layout
 from pipeline.cache.layouts.collected import Collected
 from pipeline.cache.layouts.group import Group
-from pipeline.contract.errors import CacheRefused, TuningError
+from pipeline.contract.errors import CacheRefused, WarmUpError
 from pipeline.contract.plan import EngineRun
 from pipeline.contract.record import Record
 
@@ -19,7 +19,7 @@ from .serve import tail
 _SHOWN = 30
 
 
-class EngineTunedNothing(TuningError):
+class EngineTunedNothing(WarmUpError):
     """The engine started and left no cache."""
 
 

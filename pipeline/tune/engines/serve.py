@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline import log, run
-from pipeline.contract.errors import TuningError, UsageError
+from pipeline.contract.errors import UsageError, WarmUpError
 from pipeline.contract.plan import EngineRun
 from pipeline.tune.causes import remedy
 from pipeline.tune.ports import free_port
@@ -30,11 +30,11 @@ _REPLACED = {"host": 1, "port": 1, "uds": 1, "load-format": 1, "ssl-keyfile": 1,
 _REPLACED |= {"ssl-cert-reqs": 1, "skip-tokenizer-init": 0}
 
 
-class EngineDied(TuningError):
+class EngineDied(WarmUpError):
     """The engine's process ended before it was ready."""
 
 
-class EngineTooSlow(TuningError):
+class EngineTooSlow(WarmUpError):
     """The engine was not ready within its bound."""
 
 

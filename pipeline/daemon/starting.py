@@ -20,7 +20,7 @@ _SYS_ADMIN = 21  # bit of CAP_SYS_ADMIN in CapEff (capabilities(7))
 
 
 def start(image_store: str | None) -> Engine:
-    """Start the private engine, or return the one that another process started meanwhile; raise an `EngineError`."""
+    """Start the private engine, or return the one that another process started meanwhile; raise an `DockerError`."""
     at = places()
     _refuse_where_impossible()
     with locked(at.lock):

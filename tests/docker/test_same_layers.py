@@ -24,9 +24,9 @@ def fresh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """A private engine of our own with an empty data root and the given store; stopped afterwards."""
     if os.geteuid() != 0:
         pytest.skip("a private engine needs root")
-    from pipeline.engine import private
-    from pipeline.engine.finding import at_address
-    from pipeline.engine.places import places
+    from pipeline.daemon import private
+    from pipeline.daemon.finding import at_address
+    from pipeline.daemon.places import places
 
     own = tmp_path_factory.mktemp(f"engine-{request.param}")
     at = places(own / "tuned-image-pipeline")
@@ -52,8 +52,8 @@ def test_the_cache_layer_is_the_same_on_both_stores(
 ) -> None:
     from pipeline.cache.archive import safe_extract
     from pipeline.contract.places import CACHE_ROOT
-    from pipeline.engine import connect
-    from pipeline.engine.buildx import environment
+    from pipeline.daemon import connect
+    from pipeline.daemon.buildx import environment
     from pipeline.image.buildkit import Builder, Stage
     from pipeline.image.caches import collect
     from pipeline.image.contexts import FIXED_TIME, stage_key
@@ -111,7 +111,7 @@ def test_the_cache_layer_is_the_same_on_both_stores(
 
 def built_here(fresh: Any, client: Any, folder: Path, *words: str) -> str:
     """Build a small image on an engine and return its id."""
-    from pipeline.engine.buildx import environment
+    from pipeline.daemon.buildx import environment
 
     known = {one.id for one in client.images.list(all=True)}
     command = ["docker", "buildx", "build", "--quiet", *words, str(folder)]
@@ -123,8 +123,8 @@ def built_here(fresh: Any, client: Any, folder: Path, *words: str) -> str:
 def test_a_look_shows_what_the_export_holds_and_leaves_nothing(
     fresh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipeline.engine import connect
-    from pipeline.engine.look import Look
+    from pipeline.daemon import connect
+    from pipeline.daemon.look import Look
     from pipeline.image import peek as module
     from pipeline.image.relayer import relayer
     from pipeline.image.saved import read_saved, saved_of

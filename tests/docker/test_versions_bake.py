@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine import Engine
-from pipeline.engine.buildx import environment
+from pipeline.daemon import Engine
+from pipeline.daemon.buildx import environment
 from pipeline.run import clean_environment
 from pipeline.versions import load
 from pipeline.versions.additions import edited

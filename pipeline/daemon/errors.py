@@ -2,64 +2,64 @@
 
 from __future__ import annotations
 
-from pipeline.contract.errors import EngineError
+from pipeline.contract.errors import DockerError
 
 
-class NoEngine(EngineError):
+class NoEngine(DockerError):
     """No Docker Engine answers and none can be started here."""
 
 
-class SocketForbidden(EngineError):
+class SocketForbidden(DockerError):
     """The engine's socket is there but this user may not open it."""
 
 
-class EngineSilent(EngineError):
+class EngineSilent(DockerError):
     """An engine that was named explicitly does not answer."""
 
 
-class AddressInvalid(EngineError):
+class AddressInvalid(DockerError):
     """DOCKER_HOST or a context holds something that is no engine address."""
 
 
-class ContextUnknown(EngineError):
+class ContextUnknown(DockerError):
     """The docker context that is asked for does not exist or cannot be read."""
 
 
-class SshMissing(EngineError):
+class SshMissing(DockerError):
     """An engine is named by ssh:// and the docker SDK cannot do ssh here."""
 
 
-class NotDocker(EngineError):
+class NotDocker(DockerError):
     """Something answers that is not a Docker Engine."""
 
 
-class EngineTooOld(EngineError):
+class EngineTooOld(DockerError):
     """An engine answers but lacks what the pipeline needs."""
 
 
-class BuildxMissing(EngineError):
+class BuildxMissing(DockerError):
     """The docker CLI or its buildx plugin is missing or too old."""
 
 
-class BuilderElsewhere(EngineError):
+class BuilderElsewhere(DockerError):
     """A buildx builder is asked for that is not the engine's own BuildKit."""
 
 
-class InstallFailed(EngineError):
+class InstallFailed(DockerError):
     """The engine's packages could not be installed."""
 
 
-class StartFailed(EngineError):
+class StartFailed(DockerError):
     """The private engine did not come up."""
 
 
-class StopFailed(EngineError):
+class StopFailed(DockerError):
     """The private engine did not go away."""
 
 
-class StoreDiffers(EngineError):
+class StoreDiffers(DockerError):
     """The private engine runs with another image store than the one asked for."""
 
 
-class EngineBusy(EngineError):
+class EngineBusy(DockerError):
     """The private engine's lock cannot be had: another process holds it for too long, or it cannot be made."""

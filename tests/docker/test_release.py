@@ -121,9 +121,9 @@ class Shop:
 def shop(client: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     if os.geteuid() != 0:
         pytest.skip("a private engine needs root")
-    from pipeline.engine import connect, private
-    from pipeline.engine.finding import at_address
-    from pipeline.engine.places import places
+    from pipeline.daemon import connect, private
+    from pipeline.daemon.finding import at_address
+    from pipeline.daemon.places import places
     from pipeline.home import cache_home
 
     release_debian.ensure("docker-registry", "skopeo", "cosign")

@@ -1,7 +1,7 @@
 """Docker Engines: found, started or refused. Thin over the docker SDK and the buildx CLI.
 
 `ensure()` gives an `Engine` that answers; `connect(engine)` the docker SDK's client for it;
-`buildx.environment(engine)` what `docker buildx` needs to use it. Everything here raises an `EngineError`, which
+`buildx.environment(engine)` what `docker buildx` needs to use it. Everything here raises an `DockerError`, which
 ends with exit code 4. Names are loaded when they are first used: looking for an engine takes milliseconds only.
 """
 

@@ -1,6 +1,6 @@
 """Where the private engine keeps its things.
 
-    <cache home>/tuned-image-pipeline/engine/       shared by all checkouts of one user
+    <cache home>/tuned-image-pipeline/daemon/       shared by all checkouts of one user
         lock                held while one process installs, starts or stops
         daemon.json         dockerd's configuration; the image store is remembered here
         containerd.toml     containerd's

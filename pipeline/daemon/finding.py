@@ -90,7 +90,7 @@ def find(env: Mapping[str, str] | None = None, default_socket: Path = wire.DEFAU
     """Return the engine that answers, None where there is none and none was named.
 
     An engine that DOCKER_HOST or a context names must answer: nothing else is looked for then. (Our private one may
-    be named too; it counts as private, and as absent when it or its containerd does not run.) Raises an `EngineError`
+    be named too; it counts as private, and as absent when it or its containerd does not run.) Raises an `DockerError`
     per cause: named and silent, forbidden, unknown context, too old, not Docker.
     """
     env = os.environ if env is None else env

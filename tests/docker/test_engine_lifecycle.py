@@ -23,8 +23,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine import Engine, connect, finding, leftovers, procs
-from pipeline.engine.places import Places, places
+from pipeline.daemon import Engine, connect, finding, leftovers, procs
+from pipeline.daemon.places import Places, places
 
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,7 +160,7 @@ def test_status_tells_what_runs_and_down_leaves_nothing(own: Own) -> None:
 
 
 def test_builds_and_containers_work_and_images_outlive_a_restart(own: Own, tmp_path: Path) -> None:
-    from pipeline.engine import buildx
+    from pipeline.daemon import buildx
     from pipeline.run import run
 
     own.run("up")

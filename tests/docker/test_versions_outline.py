@@ -21,8 +21,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from pipeline.engine import Engine
-from pipeline.engine.buildx import abilities, environment, parse_version
+from pipeline.daemon import Engine
+from pipeline.daemon.buildx import abilities, environment, parse_version
 from pipeline.run import clean_environment
 from pipeline.versions.dockerfile import ENGINE, Arg, Dockerfile, Frontend, read, words
 

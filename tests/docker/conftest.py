@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine import Engine, ensure
-from pipeline.engine.errors import NoEngine
+from pipeline.daemon import Engine, ensure
+from pipeline.daemon.errors import NoEngine
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,7 +48,7 @@ class Done:
 
 @pytest.fixture(scope="session")
 def client(engine: Any) -> Iterator[Any]:
-    from pipeline.engine import connect
+    from pipeline.daemon import connect
 
     made = connect(engine)
     yield made

@@ -18,7 +18,7 @@ def ensure(store: str | None = None) -> Engine:
     """Return an engine that answers and has buildx beside it, starting a private one where there is none.
 
     `store` (`classic` or `containerd`) is that of an engine that must be started; None means as it was the last
-    time, at first classic. An engine that answers is used with the store that it has. Raises an `EngineError`.
+    time, at first classic. An engine that answers is used with the store that it has. Raises an `DockerError`.
     """
     check_builder(os.environ)
     engine = find() or _start(store)
