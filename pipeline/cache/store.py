@@ -12,8 +12,8 @@ from pathlib import Path
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.manifest import Covered, FileFacts, Manifest
-from pipeline.contract.opnames import is_skipped
 from pipeline.contract.places import CACHE_FILE, ENGINE_DIR, MANIFEST_FILE
+from pipeline.flashinfer.ops import is_skipped
 
 from .enginefiles import engine_findings
 from .finding import Finding, shown

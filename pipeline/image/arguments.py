@@ -9,8 +9,8 @@ from pathlib import Path
 from pipeline.contract.bounds import budget, seconds
 from pipeline.contract.commandline import path
 from pipeline.contract.errors import UsageError
-from pipeline.contract.leading import check_leader
 from pipeline.contract.plan import Plan
+from pipeline.flashinfer.leader import check_leader
 from pipeline.planning.arguments import MODEL_HELP, add_options, engine_plan, plan_from
 from pipeline.planning.engines import engine_start
 from pipeline.planning.target import Target

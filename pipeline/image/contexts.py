@@ -29,7 +29,7 @@ ENTRY_POINT = "pipeline-run"
 
 # What of our code runs inside the image, relative to the package; standard library, torch and FlashInfer only.
 SHIPPED_MODULES = ("__init__.py", "log.py", "run.py")
-SHIPPED_ROOMS = ("contract", "cache", "start", "tune")
+SHIPPED_ROOMS = ("contract", "flashinfer", "cache", "start", "tune")
 
 
 def settle(root: Path) -> Path:

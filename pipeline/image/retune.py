@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from pipeline import log
 from pipeline.cache.tree import Stored
 from pipeline.contract.errors import CacheRefused, UsageError
-from pipeline.contract.leading import check_leader
 from pipeline.contract.places import CODE_ROOT
 from pipeline.contract.plan import Plan
 from pipeline.contract.verdict import Verdict
+from pipeline.flashinfer.leader import check_leader
 from pipeline.home import cache_home
 
 from .buildkit import Builder

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from pipeline.contract.plan import OpPlan
 
-from .abilities import Abilities
 from .facts import Facts
 from .split import pad
 from .target import Target
@@ -23,7 +22,6 @@ class Context:
     facts: Facts
     target: Target
     version: str
-    abilities: Abilities
     buckets: tuple[int, ...]
     backends: Mapping[str, Sequence[str]]
     asked: Collection[str] = ()  # what --ops names

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pipeline.contract.clashes import mended, overwriting
 from pipeline.contract.digest import sha256_json
-from pipeline.contract.opnames import TUNED_AS, is_skipped
 from pipeline.contract.plan import MOST_RANKS, Layout, OpPlan, Plan, Untuned
+from pipeline.flashinfer.features import BF16_CUDNN_FOUND, UPGRADE, is_version, too_old
+from pipeline.flashinfer.moe_keys import layers_apart, overwriting
+from pipeline.flashinfer.ops import TUNED_AS, is_skipped
 
-from .abilities import abilities
 from .buckets import default_buckets, own_buckets
 from .choice import Context
 from .facts import Facts, read_facts
@@ -51,7 +51,7 @@ def _told_apart(planned: Sequence[OpPlan], version: str) -> tuple[list[OpPlan], 
     lost = {op.name: op for pair in overwriting(planned, version) for op in pair}
     reasons = {
         name: f"FlashInfer {version} writes only tensor shapes into this op's keys, so that these layers would "
-        f"overwrite each other; {mended(op)} tells them apart"
+        f"overwrite each other; {layers_apart(op.op).since} tells them apart"
         for name, op in lost.items()
     }
     return [op for op in planned if op.name not in lost], [Untuned(name, why) for name, why in reasons.items()]
@@ -108,6 +108,14 @@ def _target(device: str, arch: str, problems: Problems) -> Target:
     return Target(device, arch)
 
 
+def _check_version(version: str, problems: Problems) -> None:
+    """Note a version that is none, or that the ranks would refuse after all has been built."""
+    if not is_version(version):
+        problems.add(f"FlashInfer version {version!r} is not a version", "write it as in 0.6.16.post3")
+    elif refusal := too_old(version):
+        problems.add(refusal, UPGRADE)
+
+
 def _check_layout(layout: Layout, problems: Problems) -> None:
     for name in ("tp", "ep", "pp", "dp"):
         size = getattr(layout, name)
@@ -153,8 +161,9 @@ def make_plan(
     problems, wrong = problems or Problems(), Problems()  # `wrong` leaves nothing to go on with
     _check_layout(layout, wrong)
     target = _target(device, arch, wrong)
-    able = abilities(flashinfer_version, problems)
-    check_backends(backends or {}, target, problems, cudnn_bf16="" if able.cudnn_bf16_found_again else CUDNN_BF16)
+    _check_version(flashinfer_version, problems)
+    cudnn = "" if BF16_CUDNN_FOUND.of(flashinfer_version) else CUDNN_BF16
+    check_backends(backends or {}, target, problems, cudnn_bf16=cudnn)
     counts = _buckets(device, buckets, max_tokens, problems)
     problems.found += wrong.found
     found = find_model(model)
@@ -163,7 +172,7 @@ def make_plan(
     problems.found += broken.found
     if wrong.found or broken.found:
         problems.check()
-    context = Context(facts, target, flashinfer_version, able, counts, backends or {}, ops or ())
+    context = Context(facts, target, flashinfer_version, counts, backends or {}, ops or ())
     planned: list[OpPlan] = []
     untuned: list[Untuned] = []
     parts = model_parts(facts, layout, quantization, problems)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.contract.mended import MOE_KEY_WITHOUT_RANK
 from pipeline.contract.plan import OpPlan
+from pipeline.flashinfer.features import NEWEST_READ
+from pipeline.flashinfer.gpus import HOPPER_ON, TRTLLM_GEN
+from pipeline.flashinfer.moe_keys import rank_in_key
 
-from .abilities import NEWEST_READ
 from .choice import Context, NotTuned, changed, padded, unproven
 from .parts import Part
 from .quant import Kind
-from .target import HOPPER_ON, TRTLLM_GEN
 
 # format, of mxfp4 on Hopper with the kernels -> multiples of the hidden and of the intermediate size per rank that
 # vLLM 0.28 and 0.33 pad to:
@@ -81,13 +81,10 @@ def _moe_op(part: Part, context: Context, op: str, dtypes: tuple[str, str], **op
 def _cutlass_moe(part: Part, context: Context, dtypes: tuple[str, str], **options: str) -> OpPlan:
     if context.target.sm not in (89, *HOPPER_ON):
         raise NotTuned(f"cutlass_fused_moe needs compute capability 8.9, {context.target.arch} is below")
-    assert part.moe is not None
-    if context.abilities.moe_keys_hold_rank and part.moe.tp * part.moe.ep > 1:
-        raise NotTuned(
-            f"FlashInfer {context.version} writes the rank into the keys of cutlass_fused_moe, so that no rank finds "
-            f"what another has tuned; {MOE_KEY_WITHOUT_RANK} leaves it out"
-        )
-    return _moe_op(part, context, "cutlass_fused_moe", dtypes, **options)
+    op = _moe_op(part, context, "cutlass_fused_moe", dtypes, **options)
+    if why := rank_in_key(op, context.version):
+        raise NotTuned(why)
+    return op
 
 
 def _routing_method(context: Context) -> str:

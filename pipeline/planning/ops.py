@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from pipeline.contract.mended import BF16_MENDED
 from pipeline.contract.plan import OpPlan, Untuned
+from pipeline.flashinfer.features import BF16_ANY_COUNT, BF16_CUDNN_FOUND, TRTLLM_LAYERS_APART
+from pipeline.flashinfer.gpus import BLACKWELL, HOPPER_ON
 
 from .choice import Context, NotTuned, changed, padded, unproven
 from .moe import moe_op
 from .parts import Part
 from .quant import Kind
 from .served import served
-from .target import BLACKWELL, HOPPER_ON, backends
+from .target import backends
 
 FP4_MULTIPLE = 32  # to which vLLM (utils/nvfp4_utils.py) and SGLang (modelopt_quant.py) pad nvfp4 weights
 CPU_NOTE = "one expert's product: its buckets count the tokens that reach one expert"
 CUDNN_BF16 = (
-    f"below FlashInfer {BF16_MENDED} its entries cannot be found again: the workspace's size is in the key, "
+    f"below FlashInfer {BF16_CUDNN_FOUND.since} its entries cannot be found again: the workspace's size is in the key, "
     "and cuDNN resizes it while it is tuned"
 )
 
@@ -42,11 +43,11 @@ def _mm_bf16(part: Part, context: Context) -> OpPlan:
     names = tuple(b for b in op.backends if b != "tinygemm" or part.n % 16 == 0)
     if not names:
         raise NotTuned(f"tinygemm takes n in multiples of 16, this is {part.n}")
-    if "cublaslt" not in names or not context.abilities.exact_only:
+    if "cublaslt" not in names or BF16_ANY_COUNT.of(context.version):
         return changed(op, backends=names)
     note = (
         f"cuBLASLt entries of FlashInfer {context.version} answer exactly these token counts and none between "
-        f"(the key holds the real count; mended in {BF16_MENDED}): name the server's batch sizes with --buckets"
+        f"(the key holds the real count; fixed in {BF16_ANY_COUNT.since}): name the server's batch sizes with --buckets"
     )
     return changed(op, backends=names, options={"hits": "exact"}, notes=(*op.notes, note))
 
@@ -117,7 +118,7 @@ def choose(part: Part, context: Context) -> tuple[list[OpPlan], list[Untuned]]:
         op = (_cuda_gemm if part.moe is None else moe_op)(part, context)
     except NotTuned as refusal:
         return [], [Untuned(part.name, str(refusal))]
-    op = served(op, context.target.sm, layout_in_key=context.abilities.trtllm_keys_hold_layout)
+    op = served(op, context.target.sm, layout_in_key=TRTLLM_LAYERS_APART.of(context.version))
     missing = [b for b in context.buckets if b not in op.buckets]
     if not missing:
         return [op], []

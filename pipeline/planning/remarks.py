@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pipeline.contract.plan import OpPlan, Plan, Untuned
+from pipeline.flashinfer.features import NEWEST_READ, is_newer_than_read
 
-from .abilities import NEWEST_READ, is_unread
 from .facts import Facts
 from .quant import Quantization
 from .served import found_by_none, who_loads
@@ -47,7 +47,7 @@ def _cpu(plan: Plan, facts: Facts, quantization: Quantization) -> Iterator[str]:
 
 
 def _cuda(plan: Plan, *, own: bool) -> Iterator[str]:
-    if is_unread(plan.flashinfer_version):
+    if is_newer_than_read(plan.flashinfer_version):
         yield (
             f"FlashInfer {plan.flashinfer_version} is taken to write and find entries as {NEWEST_READ} does, "
             "the newest that was read for this; where it does not, the replay of the finished image tells"

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeline.contract.plan import OpPlan
+from pipeline.flashinfer.gpus import TRTLLM_GEN
 
-from .target import TRTLLM_GEN, usual_backends
+from .target import usual_backends
 
 VLLM = "vLLM (0.28, 0.33)"
 SGLANG = "SGLang (0.5.23)"

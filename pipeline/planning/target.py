@@ -6,26 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.flashinfer.gpus import TRTLLM_GEN, arch_choices, find_arch
+from pipeline.flashinfer.ops import BACKENDS
+
 from .problems import Problems
 
-TRTLLM_GEN = (100, 103)
-BLACKWELL = (100, 103, 110, 120, 121)
-HOPPER_ON = (90, *BLACKWELL)
-KNOWN_SM = (80, 86, 87, 89, *HOPPER_ON)
-
-# adapter -> backend -> compute capabilities, from the requirement checks of FlashInfer 0.6.16.post3
-BACKENDS: dict[str, dict[str, tuple[int, ...]]] = {
-    "mm_bf16": {
-        "cublaslt": KNOWN_SM,
-        "tinygemm": HOPPER_ON,
-        "cudnn": KNOWN_SM,
-        "cutlass": TRTLLM_GEN,
-        "tgv": TRTLLM_GEN,
-    },
-    "bmm_fp8": {"cublas": (89, *HOPPER_ON), "cudnn": (89, *HOPPER_ON), "cutlass": BLACKWELL},
-    "mm_fp4": {"cudnn": BLACKWELL, "cutlass": BLACKWELL, "cute-dsl": TRTLLM_GEN},
-    "mm_mxfp8": {"cutlass": BLACKWELL, "cudnn": BLACKWELL, "cute-dsl": TRTLLM_GEN},
-}
 # What competes unless others are asked for. cuBLAS and cuBLASLt answer both a caller that names them and one that
 # says backend="auto", and need nothing beside CUDA. Of the block-scaled products the one backend that vLLM 0.28 and
 # 0.33 and SGLang 0.5.23 name: an entry holds its winner's backend, so that any other winner would be a miss.
@@ -55,21 +40,11 @@ class Target:
 
 
 def gpu_arch(text: str, problems: Problems) -> str:
-    """FlashInfer's spelling of a GPU architecture: 9.0a, sm_90a and sm90a are 90a, and so is 9.0."""
-    found = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)([af]?)", text.strip().lower())
-    sm = int(found[1] + found[2]) if found else 0
-    if not found or sm not in KNOWN_SM:
-        problems.add(
-            f"--arch {text} is no GPU architecture that can be planned for",
-            f"--arch takes one of {', '.join(f'{known}{_letter(known)}' for known in KNOWN_SM)}",
-        )
-        return text
-    return f"{sm}{found[3] or _letter(sm)}"
-
-
-def _letter(sm: int) -> str:
-    """The letter that FlashInfer adds itself (compilation_context.py): from 9.0 on it compiles for one architecture."""
-    return "" if sm < 90 else "f" if sm == 120 else "a"
+    """FlashInfer's spelling of a GPU architecture or of a GPU: 9.0a, sm_90a, 90 and h200 are all 90a."""
+    found = find_arch(text)
+    if not found:
+        problems.add(f"--arch {text} is no GPU or GPU architecture that can be planned for", arch_choices(text))
+    return found or text
 
 
 def backends(adapter: str, sm: int, asked: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

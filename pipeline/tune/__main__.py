@@ -21,8 +21,8 @@ from pipeline import log
 from pipeline.contract.errors import PipelineError, UsageError
 from pipeline.contract.exits import Exit
 from pipeline.contract.files import write_json
-from pipeline.contract.leading import check_leader
 from pipeline.contract.places import FAILURE_FILE
+from pipeline.flashinfer.leader import check_leader
 
 from .arguments import parser
 from .judging.budget import seconds_per_bucket

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import WarmUpError
 from pipeline.contract.manifest import Module
-from pipeline.contract.opnames import is_skipped
 from pipeline.contract.plan import Plan
+from pipeline.flashinfer.ops import is_skipped
 
 from .ops import adapter_of
 from .ops.cuda import spec

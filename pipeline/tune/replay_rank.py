@@ -109,7 +109,7 @@ def work(directory: Path, place: Path, steps: Steps) -> None:
     steps.say("importing torch and FlashInfer")
     import torch
 
-    from pipeline.contract.opnames import is_skipped
+    from pipeline.flashinfer.ops import is_skipped
 
     from . import flashinfer_api
     from .device import take_device

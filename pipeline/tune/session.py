@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipeline.contract.clashes import clashes
 from pipeline.contract.errors import UsageError, WarmUpError
 from pipeline.contract.files import write_whole
 from pipeline.contract.manifest import Module
-from pipeline.contract.opnames import is_skipped
 from pipeline.contract.plan import Plan
 from pipeline.contract.record import Record
+from pipeline.flashinfer.moe_keys import key_problems
+from pipeline.flashinfer.ops import is_skipped
 
 from . import flashinfer_api
 from . import rank as life
@@ -154,7 +154,7 @@ def check_plan(plan: Plan, record: Record, world: int) -> None:
     if len({op.name for op in plan.ops}) != len(plan.ops):
         wrong.append("two ops of the plan have one name")
     wrong += [f"{op.name} is assigned to rank {r} of {world}" for op in plan.ops for r in op.ranks if r >= world]
-    wrong += clashes(plan.ops, here)
+    wrong += key_problems(plan.ops, here)
     homes = {op.name: adapter_of(op).DEVICE for op in plan.ops}
     wrong += [
         f"{name} runs on {home}, the plan is for {plan.device}" for name, home in homes.items() if home != plan.device

@@ -13,8 +13,8 @@ from pipeline.contract.digest import canonical_json
 from pipeline.contract.files import write_whole
 from pipeline.contract.key import make_key
 from pipeline.contract.manifest import Covered, Manifest, RankFacts
-from pipeline.contract.opnames import is_skipped
 from pipeline.contract.places import CACHE_FILE
+from pipeline.flashinfer.ops import is_skipped
 
 from . import flashinfer_api
 from .agreement import Held, RankResult, merge

@@ -14,10 +14,9 @@ from math import prod
 
 from pipeline.contract.digest import canonical_json
 from pipeline.contract.errors import UsageError
-from pipeline.contract.leading import LEADER, check_leader
-from pipeline.contract.mended import release
-from pipeline.contract.oldest import REMEDY, too_old
 from pipeline.contract.plan import OpPlan, Plan
+from pipeline.flashinfer.features import UPGRADE, is_version, too_old
+from pipeline.flashinfer.leader import LEADER, check_leader
 
 SYNCHRONIZED, INDEPENDENT, SHARDED = "synchronized", "independent", "sharded"
 STRATEGIES = (SYNCHRONIZED, LEADER, INDEPENDENT, SHARDED)
@@ -53,13 +52,13 @@ def check_version(version: str) -> None:
 
     Raises `FlashInferOfNoVersion` where nothing can be said of it.
     """
-    if not release(version):
+    if not is_version(version):
         raise FlashInferOfNoVersion(
             f"FlashInfer calls its version {version!r}, of which nothing can be said",
             hint="use a published one, 0.6.16.post3 or newer, in versions.json",
         )
-    if refusal := too_old(version, release(version)):
-        raise FlashInferTooOld(refusal, hint=REMEDY)
+    if refusal := too_old(version):
+        raise FlashInferTooOld(refusal, hint=UPGRADE)
 
 
 def choose(asked: str, plan: Plan, world: int, *, version: str, process_group: bool) -> Strategy:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from pipeline.contract.digest import sha256_json
-from pipeline.contract.leading import LEADER
-from pipeline.contract.opnames import is_skipped
 from pipeline.contract.plan import OpPlan
+from pipeline.flashinfer.leader import LEADER
+from pipeline.flashinfer.ops import is_skipped
 
 from . import flashinfer_api
 from .coverage import call, settings

@@ -23,9 +23,9 @@ from flashinfer import fused_moe
 from flashinfer.autotuner import AutoTuner
 from flashinfer.fused_moe import core
 
-from pipeline.contract.clashes import clashes
-from pipeline.contract.opnames import TUNED_AS
 from pipeline.contract.plan import OpPlan
+from pipeline.flashinfer.moe_keys import key_problems
+from pipeline.flashinfer.ops import TUNED_AS
 from pipeline.tune import flashinfer_api
 from pipeline.tune.ops import adapter_of
 from pipeline.tune.ops.trtllm_moe import layer
@@ -159,12 +159,12 @@ def cutlass_keys(here: str) -> dict[str, Any]:
             "tactics": runner.get_valid_tactics(inputs, None),
             "answers": [next(bucket for bucket in BUCKETS if keys[bucket] == keys[tokens]) for tokens in BETWEEN],
             "told apart": sorted(what for what, other in layers.items() if key(made(other).call, 8, at) != first),
-            "clashes": sorted(what for what, other in layers.items() if clashes([MXFP4, other], here)),
+            "clashes": sorted(what for what, other in layers.items() if key_problems([MXFP4, other], here)),
             "ranks": len({key(made(divided(rank)).call, 8, at) for rank in (0, 1)}),
             "of bf16": key(made(PLAIN).call, 8, at) == first,
             "as SGLang": key(partial(unfused, case), 8, at) == first,
         })  # fmt: skip
-    return {"cutlass": told, "offered": dict(case.tactics(8)), "beside bf16": clashes([PLAIN, MXFP4], here)}
+    return {"cutlass": told, "offered": dict(case.tactics(8)), "beside bf16": key_problems([PLAIN, MXFP4], here)}
 
 
 def main() -> None:
@@ -181,7 +181,7 @@ def main() -> None:
             "keys": len({keys[bucket] for bucket in BUCKETS}),
             "answers": [next(bucket for bucket in BUCKETS if keys[bucket] == keys[tokens]) for tokens in BETWEEN],
             "told apart": sorted(what for what, other in others.items() if key(made(other).call, 8) != keys[8]),
-            "clashes": sorted(what for what, other in others.items() if clashes([op, other], here)),
+            "clashes": sorted(what for what, other in others.items() if key_problems([op, other], here)),
             "tactics": dict(case.tactics(8)),
             "asked": asked[-1],
         }

@@ -151,7 +151,7 @@ def test_mxfp4_layers_of_hopper_have_the_keys_that_servers_ask_for(keys: Any) ->
             "hidden", "intermediate", "local_experts", "top_k", "tp"
         ]  # fmt: skip
         assert {"hidden", "intermediate", "local_experts"} <= set(one["told apart"])
-        assert one["ranks"] == 1  # in both versions; between them keys hold the rank (clashes.py)
+        assert one["ranks"] == 1  # in both versions; between them keys hold the rank (flashinfer/moe_keys.py)
         # the option that SGLang sets is in the key where top_k and the rest are
         assert one["as SGLang"] is ("top_k" in one["clashes"])
 
@@ -208,13 +208,13 @@ def test_mxfp4_layers_of_other_kinds_are_refused(tuner: Tuner) -> None:
 def test_layers_whose_keys_collide_are_told(tuner: Tuner) -> None:
     script = (
         "from signatures import MOE, PLANS\n"
-        "from pipeline.contract.clashes import clashes\n"
+        "from pipeline.flashinfer.moe_keys import key_problems\n"
         "import json\n"
         "two = [p for p in PLANS if p.op == 'cutlass_fused_moe' and 'format' not in p.options]\n"
         "from dataclasses import replace\n"
         "whole = [replace(p, shape={**p.shape, 'tp': 1, 'ep': 1}) for p in two]\n"
-        "told = [clashes(whole, '0.6.16.post3'), clashes(whole, '0.6.18'), clashes(whole[:1], '0.6.16.post3')]\n"
-        "told += [clashes(two[:1], version) for version in ('0.6.17', '0.6.18', '0.7.1', '0.7.2.post1')]\n"
+        "told = [key_problems(whole, '0.6.16.post3'), key_problems(whole, '0.6.18'), key_problems(whole[:1], '0.6.16.post3')]\n"
+        "told += [key_problems(two[:1], version) for version in ('0.6.17', '0.6.18', '0.7.1', '0.7.2.post1')]\n"
         "print(json.dumps(told))\n"
     )
     old, new, alone, *split = said(tuner, "-c", script)

@@ -86,7 +86,7 @@ def test_one_architecture_many_spellings(capsys, spelled):
         (["tiny", "--device", "tpu"], "neither cpu nor cuda"),
         (["tiny", "--device", "cuda"], "--device cuda needs --arch"),
         (["tiny", "--device", "cpu", "--arch", "90a"], "no processor"),
-        (["tiny", "--arch", "h100"], "no GPU architecture"),
+        (["tiny", "--arch", "h300"], "no GPU or GPU architecture"),
         (["tiny", "--buckets", "1,2,x"], "--buckets=x is not a whole number"),
         (["tiny", "--buckets", "0"], "--buckets=0 is out of range"),
         (["tiny", "--buckets", "8-16"], "--buckets=8-16 has no step"),

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning_samples import NEW, OLD, config_of, fp8, ops, plan_of, reasons
 
-from pipeline.contract.opnames import TUNED_AS
 from pipeline.contract.plan import MOST_RANKS, Layout, Plan, PlanInvalid
+from pipeline.flashinfer.ops import TUNED_AS
 from pipeline.planning.buckets import default_buckets, flashinfer_buckets, powers_of_two
 from pipeline.planning.find import bundled_names, find_model
 from pipeline.planning.problems import PlanRefused
@@ -212,7 +212,7 @@ def test_moe_layers_whose_keys_hold_the_rank_are_left_out(version, left):
         plan = plan_of("Mixtral-8x7B", version=version, **layout)
         assert ("experts" not in ops(plan)) is left
         if left:
-            assert "writes the rank" in reasons(plan)["experts"] and "0.7.2 leaves it out" in reasons(plan)["experts"]
+            assert "writes the rank" in reasons(plan)["experts"] and "fixed in 0.7.2" in reasons(plan)["experts"]
     assert "experts" in ops(plan_of("Mixtral-8x7B", version=version))
 
 

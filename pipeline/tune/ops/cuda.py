@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from pipeline.contract.errors import UsageError
-from pipeline.contract.mended import release
 from pipeline.contract.plan import OpPlan
+from pipeline.flashinfer.features import Feature
 from pipeline.tune import flashinfer_api
 
 
@@ -35,11 +35,13 @@ def need_capability(op: OpPlan, device: torch.device, able: Collection[int]) -> 
         )
 
 
-def need_version(op: OpPlan, what: str, mended: str) -> None:
-    """Refuse what FlashInfer answers wrongly before version `mended`."""
+def need_version(op: OpPlan, what: str, feature: Feature) -> None:
+    """Refuse an op where FlashInfer lacks a feature."""
     here = flashinfer_api.version()
-    if release(here) < release(mended):
-        raise OpNotHere(f"{op.name}: {what}; FlashInfer {mended} mends it, this is {here}", hint="make the plan again")
+    if not feature.of(here):
+        raise OpNotHere(
+            f"{op.name}: {what}; fixed in FlashInfer {feature.since}, this is {here}", hint="make the plan again"
+        )
 
 
 def choose_backends(op: OpPlan, known: Iterable[str], default: str) -> tuple[str, ...]:

@@ -4,8 +4,8 @@ bfloat16 or float16, fp8 with one scale per tensor, or mxfp4 weights (cutlass_mx
 its module has 182 sources and takes an hour and a half to compile; no GPU has run this adapter yet.
 
 Up to FlashInfer 0.6.17 the key holds shapes alone: two layers that differ in dtype, top_k or how they are divided
-would overwrite each other's entries, so that only one may be in a cache (clashes.py). Profiling of fp8 block scales
-measures nothing in any version to 0.7.4: refused.
+would overwrite each other's entries, so that only one may be in a cache (flashinfer/moe_keys.py). Profiling of fp8
+block scales measures nothing in any version to 0.7.4: refused.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from pipeline.contract.mended import BF16_MENDED
 from pipeline.contract.plan import OpPlan
+from pipeline.flashinfer.features import BF16_CUDNN_FOUND
 from pipeline.tune.inputs import dtype_of, matmul_excess, need_device, normal, seed_for
 
 from .cuda import choose_backends, nan, need_capability, need_version, spec, workspace
@@ -48,7 +48,7 @@ class Bf16Product:
         need_capability(op, device, CAPABLE)
         self._backends = choose_backends(op, BACKENDS, "cublaslt")
         if "cudnn" in self._backends:
-            need_version(op, "cuDNN's entries of mm_bf16 cannot be found again", BF16_MENDED)
+            need_version(op, "cuDNN's entries of mm_bf16 cannot be found again", BF16_CUDNN_FOUND)
         dtype_of(op.dtypes["a"], ["bfloat16"])
         dtype_of(op.dtypes["b"], ["bfloat16"])
         self._out = dtype_of(op.dtypes["out"], ["bfloat16", "float16"])

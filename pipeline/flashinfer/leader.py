@@ -1,21 +1,21 @@
-"""Which plans cannot be tuned by a leader alone, and why: for who starts the ranks and for who tunes."""
+"""Which plans cannot be tuned by a leader alone, and why. Host and ranks both refuse them."""
 
 from __future__ import annotations
 
-from .errors import UsageError
-from .plan import Plan
+from pipeline.contract.errors import UsageError
+from pipeline.contract.plan import Plan
 
 LEADER = "leader"  # the strategy in which the first rank that holds an op measures it
 
 
 class LeaderUnfit(UsageError):
-    """A leader was asked for whose work needs the ranks that would wait for it."""
+    """Strategy `leader` was asked for, and the leader's work needs the ranks that would wait for it."""
 
 
 def check_leader(strategy: str, plan: Plan) -> None:
     """Raise `LeaderUnfit` where `strategy` asks for a leader that this plan's ranks cannot wait for.
 
-    No strategy reaches an engine that tunes in its own start: such a plan is never refused.
+    No strategy reaches a server that tunes in its own start: such a plan is never refused.
     """
     apart = [op.name for op in plan.ops if op.shape.get("ep", 1) > 1]
     if strategy != LEADER or plan.engine is not None or (plan.layout.ep == 1 and not apart):

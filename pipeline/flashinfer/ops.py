@@ -1,8 +1,10 @@
-"""An op of a plan and the names that FlashInfer's AutoTuner knows it by; `skip_ops` may use either."""
+"""The ops of a plan: the names that FlashInfer's AutoTuner has for them, and the backends that may compete in them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+
+from .gpus import BLACKWELL, HOPPER_ON, KNOWN_SM, TRTLLM_GEN
 
 # adapter -> the names under which FlashInfer's AutoTuner knows what it calls
 TUNED_AS: Mapping[str, tuple[str, ...]] = {
@@ -16,6 +18,20 @@ TUNED_AS: Mapping[str, tuple[str, ...]] = {
     "trtllm_fp8_per_tensor_scale_moe": ("flashinfer::trtllm_fp8_per_tensor_scale_moe",),
     "trtllm_fp8_block_scale_moe": ("flashinfer::trtllm_fp8_block_scale_moe",),
     "trtllm_fp4_block_scale_moe": ("flashinfer::trtllm_fp4_block_scale_moe",),
+}
+
+# adapter -> backend -> compute capabilities, from the requirement checks of FlashInfer 0.6.16.post3
+BACKENDS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "mm_bf16": {
+        "cublaslt": KNOWN_SM,
+        "tinygemm": HOPPER_ON,
+        "cudnn": KNOWN_SM,
+        "cutlass": TRTLLM_GEN,
+        "tgv": TRTLLM_GEN,
+    },
+    "bmm_fp8": {"cublas": (89, *HOPPER_ON), "cudnn": (89, *HOPPER_ON), "cutlass": BLACKWELL},
+    "mm_fp4": {"cudnn": BLACKWELL, "cutlass": BLACKWELL, "cute-dsl": TRTLLM_GEN},
+    "mm_mxfp8": {"cutlass": BLACKWELL, "cudnn": BLACKWELL, "cute-dsl": TRTLLM_GEN},
 }
 
 
