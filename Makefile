@@ -88,7 +88,7 @@ check: $(VENV)/ready ## prove that every version agrees with versions.json
 	@$(PIPELINE) check
 
 engine: $(VENV)/ready ## find or start a Docker Engine
-	@$(PIPELINE) engine up $(if $(STORE),--store "$$STORE")
+	@$(PIPELINE) daemon up $(if $(STORE),--store "$$STORE")
 
 lint: $(VENV)/ready ## ruff and mypy
 	@$(VENV)/bin/python -m ruff check . && $(VENV)/bin/python -m ruff format --check . && $(VENV)/bin/python -m mypy

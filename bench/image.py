@@ -44,5 +44,5 @@ def main() -> None:
         "`pipeline plan DeepSeek-V3 --tp 8 --ep 8 --arch 90a` (goal: under 0.2 s)",
         many([*PIPELINE, "plan", "DeepSeek-V3", "--tp", "8", "--ep", "8", "--arch", "90a"]),
     )
-    say("`pipeline engine status`", many([*PIPELINE, "engine", "status"]))
+    say("`pipeline daemon status`", many([*PIPELINE, "daemon", "status"]))
     subprocess.run(["docker", "rmi", "tuned-bench/tiny:bench"], env=environ, check=False, capture_output=True)

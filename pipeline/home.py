@@ -1,7 +1,7 @@
 """Where this tool keeps things on the host, shared by all checkouts of one user.
 
 <cache home>/tuned-image-pipeline/
-    engine/      a private Docker Engine's data root, socket, pid file, log
+    daemon/      the private Docker Engine: data root, configuration, logs, lock
     wheels/      one wheelhouse per requirements file, Python version and platform
     base/        what a bootstrapped base image was made from
     contexts/    staged build contexts of runs in progress

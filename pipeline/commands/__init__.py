@@ -25,5 +25,5 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "audit": ("audit", "find versions that disagree in a repository that is not built this way"),
     "args": ("args", "print the ARGs of Dockerfiles as BuildKit reads them"),
     "pins": ("pins", "print the requirements of requirements files"),
-    "engine": ("engine", "find, start or stop a Docker Engine"),
+    "daemon": ("daemon", "find, start, stop or remove a Docker Engine"),
 }

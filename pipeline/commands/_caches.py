@@ -51,7 +51,7 @@ def image_in_engine(name: str) -> Iterator[tuple[DockerClient, Image]]:
     if engine is None:
         raise DockerError(
             f"{name} is no file or directory, and no Docker Engine answers that might have an image of that name",
-            hint="give a path that exists, or `pipeline engine up`",
+            hint="give a path that exists, or `pipeline daemon up`",
         )
     from docker.errors import APIError, ImageNotFound
 

@@ -111,7 +111,7 @@ def used_manifests() -> set[str]:
 
     engine = find()
     if engine is None:
-        raise DockerError("no Docker Engine answers, so that nothing can be called unused", hint="pipeline engine up")
+        raise DockerError("no Docker Engine answers, so that nothing can be called unused", hint="pipeline daemon up")
     with contextlib.closing(connect(engine)) as client:
         images = client.images.list(filters={"label": _LABEL})
         named = [str(image.labels.get(_LABEL, "")) for image in images]

@@ -1,38 +1,32 @@
-"""Docker Engines: found, started or refused. Thin over the docker SDK and the buildx CLI.
+"""Find, start and remove a Docker Engine. Thin over the docker SDK and the docker CLI.
 
-`ensure()` gives an `Engine` that answers; `connect(engine)` the docker SDK's client for it;
-`buildx.environment(engine)` what `docker buildx` needs to use it. Everything here raises an `DockerError`, which
-ends with exit code 4. Names are loaded when they are first used: looking for an engine takes milliseconds only.
+`ensure()` returns an `Engine` that answers, `connect(engine)` the docker SDK's client for it, and
+`buildx.environment(engine)` what `docker buildx` needs to use it. `device_lock` keeps two runs from timing one device
+at the same time. Errors are `DockerError`s, exit code 4.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from .client import Engine, NoEngine, Tls, at_address, config_folder, connect, engine_from, find, require_answer
+from .lock import device_lock, locked
+from .manage import Status, down, ensure, remove, status, up
 
-if TYPE_CHECKING:
-    from .client import connect
-    from .facts import Engine, Tls
-    from .finding import find
-    from .flow import down, ensure, up
-    from .state import status
-
-__all__ = ["Engine", "Tls", "connect", "down", "ensure", "find", "status", "up"]
-
-_HOMES = {
-    "connect": "client",
-    "Engine": "facts",
-    "Tls": "facts",
-    "find": "finding",
-    "down": "flow",
-    "ensure": "flow",
-    "up": "flow",
-    "status": "state",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+__all__ = [
+    "Engine",
+    "NoEngine",
+    "Status",
+    "Tls",
+    "at_address",
+    "config_folder",
+    "connect",
+    "device_lock",
+    "down",
+    "engine_from",
+    "ensure",
+    "find",
+    "locked",
+    "remove",
+    "require_answer",
+    "status",
+    "up",
+]

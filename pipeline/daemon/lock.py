@@ -1,62 +1,92 @@
-"""One process at a time may install, start or stop the private engine."""
+"""Locks between processes: the kernel releases them with their holder, so a killed process leaves none behind."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import json
 import os
+import re
+import stat
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from pipeline import log
-
-from .errors import EngineBusy
-
-_PATIENCE = 1200.0  # s; an install over a slow line takes minutes
-
-
-def _holder(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text(encoding="utf-8", errors="replace").strip() or "another process"
-    return "another process"
+from pipeline.contract.errors import DockerError, PipelineError, WarmUpError
 
 
 @contextmanager
-def locked(path: Path, *, patience: float = _PATIENCE) -> Iterator[None]:
-    """Hold the lock file at `path`; wait up to `patience` seconds, saying once who holds it; else `EngineBusy`.
+def locked(path: Path, what: str, *, wait: float = 1200.0, error: type[PipelineError] = DockerError) -> Iterator[None]:
+    """Hold the lock file at `path`; `what` names in words what it guards.
 
-    The kernel drops the lock with its holder, so a killed process leaves none behind.
+    Waits up to `wait` seconds and says once who holds the lock (process id, command, since when); raises `error` after
+    that, or when the file cannot be created. One process may hold a lock once only.
     """
+    # Any user may wait for the lock of another: the file is readable and writable by all.
+    lock = FileLock(path, mode=0o666)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        opened = path.open("a+", encoding="utf-8")
-    except OSError as error:
-        raise EngineBusy(
-            f"{path} cannot be made: {error.strerror}", hint="set XDG_CACHE_HOME to a folder on a local disk"
-        ) from error
-    with opened as stream:
-        deadline = time.monotonic() + patience
-        said = False
-        while True:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise EngineBusy(
-                        f"the engine's lock is held by {_holder(path)}", hint=f"wait for it, or end it (lock: {path})"
-                    ) from None
-                if not said:
-                    log.note(f"waiting for {_holder(path)}, which holds {path}")
-                    said = True
-                time.sleep(0.1)
-        stream.truncate(0)
-        stream.write(f"process {os.getpid()} ({' '.join(sys.argv)[:200]})\n")
-        stream.flush()
         try:
-            yield
-        finally:
-            stream.truncate(0)
+            lock.acquire(timeout=0)
+        except Timeout:
+            log.note(f"waiting up to {wait:.0f} s for {_holder(path)}, which uses {what}")
+            lock.acquire(timeout=wait, poll_interval=0.1)
+    except Timeout:
+        raise error(f"{what} is in use by {_holder(path)}", hint=f"wait for it or stop it (lock: {path})") from None
+    except OSError as problem:
+        raise error(f"the lock {path} cannot be created: {problem.strerror}", hint="check its permissions") from problem
+    try:
+        _sign(path)
+        yield
+    finally:
+        lock.release()
+
+
+def _sign(path: Path) -> None:
+    """Write who holds the lock. The command's first words only: later ones may hold a secret."""
+    words = [Path(sys.argv[0]).name, *(w for w in sys.argv[1:] if re.fullmatch(r"[\w./-]+", w) and w[0] != "-")]
+    holder = {"pid": os.getpid(), "command": " ".join(words[:3]), "since": datetime.now().strftime("%F %T")}
+    with contextlib.suppress(OSError):
+        # Neither created nor followed: in a folder that all may write to, a link could lead anywhere.
+        handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            json.dump(holder, stream)
+        path.chmod(0o666)
+
+
+def _holder(path: Path) -> str:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return f"process {found['pid']} ({found['command']}, since {found['since']})"
+    return "another process"
+
+
+def _lock_folder() -> Path:
+    """A folder that all users of this machine share, so that checkouts, cache folders and users see one lock."""
+    shared = Path("/run/lock")
+    try:
+        return shared if shared.stat().st_mode & stat.S_IWOTH else Path("/tmp")  # noqa: S108 - links are not followed
+    except OSError:
+        return Path("/tmp")  # noqa: S108
+
+
+@contextmanager
+def device_lock(
+    devices: Sequence[str], *, machine: str = "", wait: float = 3600.0, folder: Path | None = None
+) -> Iterator[None]:
+    """Be the only process that times kernels on `devices`: GPU UUIDs or indexes, or `cpu`.
+
+    `machine` is the engine's `name` when the engine runs elsewhere. Waits up to `wait` seconds for all devices
+    together, says who holds one, and raises `WarmUpError` after that. Two runs must name a device the same way.
+    """
+    with ExitStack() as stack:
+        for device in sorted(set(devices)):  # one order for all, so that two runs never wait for each other
+            name = re.sub(r"[^\w.-]", "_", f"{machine}-{device}" if machine else device)
+            path = (folder or _lock_folder()) / f"tuned-image-pipeline-{name}.lock"
+            what = "the CPU" if device == "cpu" else f"GPU {device}"
+            stack.enter_context(locked(path, what, wait=wait, error=WarmUpError))
+        yield

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pipeline import log
 from pipeline.contract.digest import sha256_json
-from pipeline.contract.errors import BuildError, UsageError
+from pipeline.contract.errors import BuildError, DockerError, UsageError
 from pipeline.run import ProcessFailed, run
 
 if TYPE_CHECKING:
@@ -175,19 +175,14 @@ def _mmdebstrap(logfile: Path) -> str:
     hint = "pull or load a base image yourself and give BASE_IMAGE, or install mmdebstrap"
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise CannotBootstrap("no registry answers, and mmdebstrap is not installed", hint=hint)
-    with log.step("install mmdebstrap"):
-        environment = {"DEBIAN_FRONTEND": "noninteractive"}
-        try:
-            run(["apt-get", "update", "-qq"], env=environment, log=logfile)
-            run(
-                ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "mmdebstrap"],
-                env=environment,
-                log=logfile,
-            )
-        except ProcessFailed as error:
-            raise CannotBootstrap(
-                "mmdebstrap cannot be installed", details=error.details, hint=hint, log=str(logfile)
-            ) from error
+    from pipeline.daemon import debian
+
+    try:
+        debian.install(["mmdebstrap"], logfile)
+    except DockerError as error:
+        raise CannotBootstrap(
+            "mmdebstrap cannot be installed", details=error.details, hint=hint, log=str(logfile)
+        ) from error
     return "mmdebstrap"
 
 
@@ -196,13 +191,12 @@ def _mirrors(suite: str) -> list[str]:
 
     Nothing when the host has none for this suite: mmdebstrap then takes its own default.
     """
-    from pipeline.daemon import apt
+    from pipeline.daemon import debian
 
     keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
     signed = f"[signed-by={keyring}] " if Path(keyring).exists() else ""
-    host = apt.host_sources()
     return [
         f"deb {signed}{mirror} {part} main"
         for part in (suite, f"{suite}-updates", f"{suite}-security")
-        for mirror in apt.mirrors(host, part)
+        for mirror in debian.mirrors(part)
     ]

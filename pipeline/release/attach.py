@@ -118,7 +118,7 @@ def check_annotations(registry: Registry, repository: str, reference: str, expec
         raise AnnotationsLost(
             f"{registry.host}/{repository}: {reference} was pushed and "
             + (f"came back without {', '.join(lost)}" if found else "cannot be read back"),
-            hint="push from an engine with the containerd store: `pipeline engine up --store containerd`",
+            hint="push from an engine with the containerd store: `pipeline daemon up --store containerd`",
         )
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from pipeline.cache.finding import shown
 from pipeline.contract.files import write_json
-from pipeline.daemon.contexts import config_folder
+from pipeline.daemon import config_folder
 from pipeline.run import ProcessFailed, ProgramMissing, run
 
 from .errors import CredentialsUnreadable

@@ -122,11 +122,10 @@ class Release:
 
     def _engine(self) -> Engine:
         """An engine with the containerd store: only that keeps annotations and attestations."""
-        from pipeline.daemon import find, up
-        from pipeline.daemon.errors import NoEngine
+        from pipeline.daemon import NoEngine, find, up
 
         if self.ask.dry_run and find() is None:
-            raise NoEngine("no engine answers, and a dry run starts none", hint="pipeline engine up --store containerd")
+            raise NoEngine("no engine answers, and a dry run starts none", hint="pipeline daemon up --store containerd")
         return up("containerd")
 
     @contextlib.contextmanager

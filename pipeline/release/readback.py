@@ -63,6 +63,6 @@ def check(held: Held | None, digest: str, config: str, wanted: Mapping[str, str]
         raise NotAsPushed(
             f"{digest[:19]}… is not what was pushed: {wrong[0]}",
             details=wrong,
-            hint="the engine needs the containerd image store: `pipeline engine up --store containerd`",
+            hint="the engine needs the containerd image store: `pipeline daemon up --store containerd`",
         )
     return held

@@ -29,7 +29,7 @@ _BY_VARIABLE = "env://"
 _TIMEOUT = 300.0  # seconds
 _SHORTEST = 2  # characters of a repository's name, by the library with which cosign reads it
 _HINT = (
-    "Debian 13 has it: `apt-get install cosign` (on Debian 12 once `pipeline engine up` "
+    "Debian 13 has it: `apt-get install cosign` (on Debian 12 once `pipeline daemon up` "
     "has added Debian 13's source, pinned); elsewhere it is one static program: put it on PATH"
 )
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.daemon import Engine, ensure
-from pipeline.daemon.errors import NoEngine
+from pipeline.daemon import Engine, NoEngine, ensure
 
 ROOT = Path(__file__).resolve().parents[2]
 

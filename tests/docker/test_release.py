@@ -121,9 +121,7 @@ class Shop:
 def shop(client: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     if os.geteuid() != 0:
         pytest.skip("a private engine needs root")
-    from pipeline.daemon import connect, private
-    from pipeline.daemon.finding import at_address
-    from pipeline.daemon.places import places
+    from pipeline.daemon import at_address, connect, private
     from pipeline.home import cache_home
 
     release_debian.ensure("docker-registry", "skopeo", "cosign")
@@ -135,7 +133,7 @@ def shop(client: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop
     (folder / "release.toml").write_text(MATRIX)
     env = {**os.environ, "XDG_CACHE_HOME": str(folder / "home"), "COSIGN_PASSWORD": PASSWORD}
     subprocess.run(["cosign", "generate-key-pair"], cwd=folder, env=env, check=True, capture_output=True, timeout=300)
-    at = places(home)
+    at = private.places(home)
     with ExitStack() as stack:
         private.start(at, "containerd")
         stack.callback(private.stop, at)

@@ -24,12 +24,10 @@ def fresh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """A private engine of our own with an empty data root and the given store; stopped afterwards."""
     if os.geteuid() != 0:
         pytest.skip("a private engine needs root")
-    from pipeline.daemon import private
-    from pipeline.daemon.finding import at_address
-    from pipeline.daemon.places import places
+    from pipeline.daemon import at_address, private
 
     own = tmp_path_factory.mktemp(f"engine-{request.param}")
-    at = places(own / "tuned-image-pipeline")
+    at = private.places(own / "tuned-image-pipeline")
     private.start(at, request.param)
     try:
         yield at_address(at.host, "private")

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from pipeline.daemon import Engine
-from pipeline.daemon.buildx import abilities, environment, parse_version
+from pipeline.daemon.buildx import CALL, environment, parse_version
 from pipeline.run import clean_environment
 from pipeline.versions.dockerfile import ENGINE, Arg, Dockerfile, Frontend, read, words
 
@@ -89,10 +89,11 @@ def outline(engine: Engine) -> Outline:
         subprocess.run(["docker", "buildx", "version"], env=env, capture_output=True, text=True, check=True).stdout
     )
     assert version is not None
-    can = abilities(version)
+    words = ("--call=outline,format=json",) if version >= CALL else ("--print=outline,format=json",)
+    env |= {} if version >= CALL else {"BUILDX_EXPERIMENTAL": "1"}
     major = int(re.match(r"\d+", engine_version(env))[0])  # type: ignore[index]
     assert major in BUILT_IN, f"say in BUILT_IN which frontend engine {major} has"
-    return Outline(engine, BUILT_IN[major], tuple(can.outline), {**env, **can.outline_env})
+    return Outline(engine, BUILT_IN[major], words, env)
 
 
 def engine_version(env: dict[str, str]) -> str:

@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.daemon import apt, osrelease, packages
-from pipeline.daemon.errors import InstallFailed
-from pipeline.daemon.lock import locked
-from pipeline.daemon.places import places
+from pipeline.contract.errors import DockerError
+from pipeline.daemon import debian
 
 # program -> package; what Debian 12 lacks comes from Debian 13, by the source that the engine's packages come by
 PACKAGES = {
@@ -26,7 +24,7 @@ PACKAGES = {
 
 def ensure(*programs: str) -> None:
     """Install what is missing. Only a person who is not root, outside CI, may go without."""
-    missing = [PACKAGES[name] for name in programs if packages.program(name) is None]
+    missing = [PACKAGES[name] for name in programs if debian.program(name) is None]
     if not missing:
         return
     if os.geteuid() != 0 and os.environ.get("CI") != "true":
@@ -34,16 +32,13 @@ def ensure(*programs: str) -> None:
     log = Path(tempfile.mkstemp(prefix="apt-", suffix=".log")[1])
     try:
         _install(missing, log)
-    except InstallFailed as error:
+    except DockerError as error:
         raise AssertionError(f"{error.message}\n" + "\n".join(error.details) + log.read_text()[-2000:]) from error
-    assert apt.host_sources()
     assert [name for name in programs if shutil.which(name) is None] == []
 
 
 def _install(names: Sequence[str], log: Path) -> None:
-    """Install packages; not while another test process installs the engine's, whose lock this is."""
-    with locked(places().lock):
-        packages.install(osrelease.here(), tuple(names), log)
+    debian.install(names, log, newer_suite=True)
 
 
 def second_registry(folder: Path) -> Path:

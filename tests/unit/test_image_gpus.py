@@ -12,8 +12,7 @@ import pytest
 from cache_samples import write
 
 from pipeline.contract.errors import PipelineError
-from pipeline.daemon import Engine
-from pipeline.daemon.facts import Answers, engine_from
+from pipeline.daemon import Engine, engine_from
 from pipeline.image import devicerun
 from pipeline.image.buildkit import Builder, Stage
 from pipeline.image.contain import Ended
@@ -42,7 +41,7 @@ L4 = Gpu("NVIDIA L4", "GPU-2", "8.9", 4)
 
 def engine(**info: Any) -> Engine:
     told = {"ServerVersion": "28.5.2", "OSType": "linux", "Architecture": "x86_64", "Runtimes": {"runc": {}}, **info}
-    return engine_from("tcp://gpu-host:2375", "DOCKER_HOST", Answers(told, "1.51"))
+    return engine_from("tcp://gpu-host:2375", "DOCKER_HOST", told, "1.51")
 
 
 def cdi(*names: str) -> Engine:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pipeline.commands import release as command
-from pipeline.contract.errors import BuildError, PipelineError, WarmUpError
-from pipeline.daemon.errors import NoEngine, StoreDiffers
+from pipeline.contract.errors import BuildError, DockerError, PipelineError, WarmUpError
+from pipeline.daemon import NoEngine
 from pipeline.release import flow
 from pipeline.release.ask import Ask, place_from
 from pipeline.release.cells import Cell
@@ -235,14 +235,14 @@ def test_a_dry_run_starts_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def up(store: str) -> Any:
         started.append(store)
-        raise StoreDiffers("the classic store", hint="engine up --store containerd")
+        raise DockerError("the classic store", hint="daemon up --store containerd")
 
     monkeypatch.setitem(room.__dict__, "find", lambda: None)
     monkeypatch.setitem(room.__dict__, "up", up)
     with pytest.raises(NoEngine):
         release("a", dry_run=True)._engine()
     assert started == []
-    with pytest.raises(StoreDiffers):
+    with pytest.raises(DockerError, match="classic"):
         release("a")._engine()
     assert started == ["containerd"]
 

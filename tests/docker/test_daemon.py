@@ -1,4 +1,4 @@
-"""A private engine from start to end, killed and recovered, in a folder of its own; engines behind ssh and TLS."""
+"""A private engine from start to removal, killed and recovered, in a folder of its own; engines behind ssh and TLS."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.daemon import Engine, connect, finding, leftovers, procs
-from pipeline.daemon.places import Places, places
+from pipeline.daemon import Engine, at_address, buildx, connect, find, private
+from pipeline.daemon.private import Places, places
+from pipeline.run import run
 
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,19 +49,18 @@ class Own:
     """The private engine of one cache folder, driven as a user does."""
 
     def __init__(self, home: Path) -> None:
-        self.home = home
         self.at: Places = places(home / "tuned-image-pipeline")
-        # Named in DOCKER_HOST, our own engine is the one that is meant, whatever else answers on this machine.
+        # Named in DOCKER_HOST, this engine is the one that is meant, whatever else answers on this machine.
         self.env = {**os.environ, "XDG_CACHE_HOME": str(home), "DOCKER_HOST": self.at.host, "DOCKER_CONTEXT": ""}
 
     def start(self, *words: str, **more: Any) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "pipeline", "engine", *words]
+        command = [sys.executable, "-m", "pipeline", "daemon", *words]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(command, cwd=ROOT, env={**self.env, **more}, text=True, **pipes)  # type: ignore[call-overload]
 
     def run(self, *words: str, code: int = 0, **more: Any) -> tuple[str, str]:
         process = self.start(*words, **more)
-        # Ends only when nobody holds the pipes any more: an engine that inherited them would hang this.
+        # Ends only when no process has the pipes any more: an engine that inherited them would hang this.
         out, err = process.communicate(timeout=600)
         assert process.returncode == code, err
         assert "Traceback" not in err
@@ -68,31 +68,34 @@ class Own:
 
     @property
     def engine(self) -> Engine:
-        return finding.at_address(self.at.host, "private")
+        return at_address(self.at.host, "private")
 
     @contextlib.contextmanager
     def client(self) -> Iterator[Any]:
         with contextlib.closing(connect(self.engine)) as client:
             yield client
 
-    def daemons(self) -> list[int]:
-        """Every dockerd and containerd of this engine."""
-        found = ((pid, procs.command_line(pid)) for pid in procs.all_pids())
-        return [
-            pid for pid, words in found
-            if words and Path(words[0]).name in {"dockerd", "containerd"} and any(str(self.at.root) in w for w in words)
-        ]  # fmt: skip
+    def up(self) -> None:
+        """Start it, with an image of a shell."""
+        self.run("up")
+        with self.client() as client:
+            client.api.import_image_from_data(shell_layer(), repository=BASE.split(":", maxsplit=1)[0], tag="1")
 
-    def kill(self, pid_file: Path) -> None:
-        pid = procs.read_pid(pid_file)
-        assert pid is not None
+    def says(self, image: str, command: str) -> str:
+        with self.client() as client:
+            return client.containers.run(image, ["/bin/sh", "-c", command], remove=True).decode()  # type: ignore[no-any-return]
+
+    def pids(self, name: str) -> list[int]:
+        return [pid for pid, found in private.processes(self.at).items() if found == name]
+
+    def kill(self, name: str) -> None:
+        (pid,) = self.pids(name)
         os.kill(pid, signal.SIGKILL)
-        wait(lambda: not procs.alive(pid))
+        wait(lambda: pid not in private.processes(self.at))
 
     def nothing_is_left(self) -> None:
-        folders = (self.at.root, self.at.run)
-        assert leftovers.processes(folders) == ()
-        assert leftovers.mounts(folders) == ()
+        assert private.processes(self.at) == {}
+        assert list(private._mounts(self.at)) == []
         assert not self.at.run.exists()
         assert not (Path("/sys/class/net") / self.at.bridge).exists()
 
@@ -115,175 +118,120 @@ def own(engine: Engine, tmp_path: Path) -> Iterator[Own]:
     one.nothing_is_left()
 
 
-def load_base(own: Own) -> None:
-    with own.client() as client:
-        client.api.import_image_from_data(shell_layer(), repository=BASE.split(":", maxsplit=1)[0], tag="1")
-
-
-def test_two_at_once_start_one_engine_that_outlives_them(own: Own) -> None:
+def test_two_at_once_start_one_engine_that_outlives_them_and_keeps_its_images(own: Own, tmp_path: Path) -> None:
+    assert json.loads(own.run("status", "--json", code=4)[0])["engine"] is None
     both = [own.start("up"), own.start("up")]
-    told = [process.communicate(timeout=600) for process in both]
-    assert [p.returncode for p in both] == [0, 0]
-    assert {out for out, _ in told} == {f"DOCKER_HOST={own.at.host}\n"}
-    assert sum("private engine started" in err for _, err in told) == 1
-    dockerd, containerd = procs.running_pid(own.at), procs.containerd_pid(own.at)
-    assert dockerd is not None and containerd is not None
-    assert sorted(own.daemons()) == sorted([dockerd, containerd])
-    for pid, log in ((dockerd, own.at.log), (containerd, own.at.containerd_log)):
+    said = [process.communicate(timeout=600) for process in both]
+    assert [p.returncode for p in both] == [0, 0], said
+    assert {out for out, _ in said} == {f"DOCKER_HOST={own.at.host}\n"}
+    assert sum("private engine started" in err for _, err in said) == 1
+    assert (len(own.pids("dockerd")), len(own.pids("containerd"))) == (1, 1)
+    for name in ("dockerd", "containerd"):
+        (pid,) = own.pids(name)
         assert os.getsid(pid) != os.getsid(0)
         files = [str(Path(f"/proc/{pid}/fd/{n}").readlink()) for n in (0, 1, 2)]
-        assert files == ["/dev/null", str(log), str(log)]
-    again, said = own.run("up")
-    assert again == f"DOCKER_HOST={own.at.host}\n"
-    assert "started" not in said
-    assert procs.running_pid(own.at) == dockerd
-
-
-def test_status_tells_what_runs_and_down_leaves_nothing(own: Own) -> None:
-    assert json.loads(own.run("status", "--json", code=4)[0])["engine"] is None
-    own.run("up")
-    load_base(own)
-    found = json.loads(own.run("status", "--json", "--size")[0])
-    assert found["engine"]["host"] == own.at.host
-    assert found["engine"]["source"] == "private"
-    assert found["engine"]["storage_driver"] == "overlay2"
-    assert found["engine"]["root"] == str(own.at.data)
-    assert found["engine"]["cdi"] is True
-    private = found["private"]
-    assert private["pid"] == procs.running_pid(own.at)
-    assert (private["store"], private["log"], private["complete"]) == ("classic", str(own.at.log), True)
-    assert private["bytes"] > 1_000_000
-    assert "private engine stopped" in own.run("down")[1]
-    own.nothing_is_left()
-    assert own.at.data.is_dir()  # images stay for the next start
-    assert "no private engine was running" in own.run("down")[1]
-
-
-def test_builds_and_containers_work_and_images_outlive_a_restart(own: Own, tmp_path: Path) -> None:
-    from pipeline.daemon import buildx
-    from pipeline.run import run
-
-    own.run("up")
-    load_base(own)
+        assert files == ["/dev/null", *[str(own.at.root / f"{name}.log")] * 2]
+    assert json.loads(own.at.config.read_text())["builder"]["gc"]["enabled"] is True
+    own.up()
     (tmp_path / "context").mkdir()
     (tmp_path / "context" / "Dockerfile").write_text(f'FROM {BASE}\nRUN ["/bin/sh", "-c", "echo built > /file"]\n')
-    command = ["docker", "buildx", "build", "--quiet", "--tag", "lifecycle/built:1", str(tmp_path / "context")]
+    command = ["docker", "buildx", "build", "--quiet", "--network=none", "--tag", "built:1", str(tmp_path / "context")]
     run(command, env=buildx.environment(own.engine), timeout=600)
-    own.run("down")
+    found = json.loads(own.run("status", "--json", "--size")[0])
+    assert (found["engine"]["source"], found["engine"]["cdi"], found["running"]) == ("private", True, True)
+    assert (found["store"], found["log"]) == ("classic", str(own.at.log)) and found["bytes"] > 1_000_000
+    assert "private engine stopped" in own.run("down")[1]
+    own.nothing_is_left()
+    assert "no private engine was running" in own.run("down")[1]
     own.run("up")
-    with own.client() as client:
-        said = client.containers.run("lifecycle/built:1", ["/bin/sh", "-c", "read x < /file; echo $x"], remove=True)
-    assert said == b"built\n"
+    assert own.says("built:1", "read x < /file; echo $x") == "built\n"
 
 
-def test_a_killed_dockerd_is_recovered_and_what_it_left_is_gone(own: Own, tmp_path: Path) -> None:
-    own.run("up")
-    load_base(own)
+@pytest.mark.parametrize("then", ["up", "down"])
+def test_what_a_killed_dockerd_leaves_is_gone_after_the_next(own: Own, tmp_path: Path, then: str) -> None:
+    own.up()
     with own.client() as client:
         client.containers.run(BASE, ["/bin/sleep", "4711"], detach=True)
     (tmp_path / "context").mkdir()
     (tmp_path / "context" / "Dockerfile").write_text(f'FROM {BASE}\nRUN ["/bin/sleep", "4712"]\n')
     build = subprocess.Popen(
-        ["docker", "buildx", "build", str(tmp_path / "context")],
+        ["docker", "buildx", "build", "--network=none", str(tmp_path / "context")],
         env={**own.env, "BUILDX_BUILDER": "default"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-
-    def sleepers() -> set[str]:
-        lines = (procs.command_line(pid) for pid in procs.all_pids())
-        return {words[1] for words in lines if words[:1] == ("/bin/sleep",) and words[1] in {"4711", "4712"}}
-
-    wait(lambda: sleepers() == {"4711", "4712"})
-    own.kill(own.at.pid_file)
+    wait(lambda: len(own.pids("sleep")) == 2)
+    own.kill("dockerd")
     build.wait(timeout=600)
-    assert sleepers() == {"4711", "4712"}  # they run on without their engine
-    assert own.at.socket.is_socket()
-    assert json.loads(own.run("status", "--json", code=4)[0])["private"]["pid"] is None
-    own.run("up")
-    assert sleepers() == set()
-    assert len(own.daemons()) == 2
-    with own.client() as client:
-        assert client.images.get(BASE).tags == [BASE]
-        assert [c.status for c in client.containers.list(all=True)] == ["exited"]
-
-
-def test_down_after_a_kill_leaves_nothing_either(own: Own) -> None:
-    own.run("up")
-    load_base(own)
-    with own.client() as client:
-        client.containers.run(BASE, ["/bin/sleep", "4713"], detach=True)
-    own.kill(own.at.pid_file)
-    assert "private engine stopped" in own.run("down")[1]
-    own.nothing_is_left()
-
-
-def test_a_killed_containerd_is_started_again_under_the_running_dockerd(own: Own) -> None:
-    own.run("up")
-    load_base(own)
-    dockerd = procs.running_pid(own.at)
-    own.kill(own.at.containerd_pid_file)
-    assert json.loads(own.run("status", "--json", code=4)[0])["private"]["pid"] == dockerd
-    assert "containerd has died" in own.run("up")[1]
-    assert procs.running_pid(own.at) == dockerd
-    with own.client() as client:
-        assert client.containers.run(BASE, ["/bin/sh", "-c", "echo alive"], remove=True) == b"alive\n"
-
-
-@pytest.mark.parametrize("run_folder", ["kept", "emptied"])
-def test_it_starts_after_a_reboot(own: Own, run_folder: str) -> None:
-    own.run("up")
-    load_base(own)
-    own.kill(own.at.pid_file)
-    own.kill(own.at.containerd_pid_file)
-    leftovers.unmount((own.at.root, own.at.run))
-    if run_folder == "kept":  # /run on disk: pid files whose numbers others have by now, sockets that nobody serves
-        for file in (own.at.pid_file, own.at.containerd_pid_file, own.at.run / "exec.pid"):
-            file.write_text(f"{os.getpid()}\n")
+    assert len(own.pids("sleep")) == 2  # they run on without their engine
+    assert json.loads(own.run("status", "--json", code=4)[0])["running"] is False
+    own.run(then)
+    assert own.pids("sleep") == []
+    if then == "down":
+        own.nothing_is_left()
     else:
+        with own.client() as client:
+            assert client.images.get(BASE).tags == [BASE]
+            assert [c.status for c in client.containers.list(all=True)] == ["exited"]
+
+
+@pytest.mark.parametrize("what", ["containerd", "reboot"])
+def test_it_starts_again_after_its_containerd_died_or_a_reboot(own: Own, what: str) -> None:
+    own.up()
+    own.kill("containerd")
+    if what == "reboot":
+        own.kill("dockerd")
+        for where in list(private._mounts(own.at)):
+            run(["umount", "--lazy", where])
         shutil.rmtree(own.at.run)
+    else:
+        assert json.loads(own.run("status", "--json", code=4)[0])["engine"] is None
     own.run("up")
-    with own.client() as client:
-        assert client.images.get(BASE).tags == [BASE]
+    assert own.says(BASE, "echo alive") == "alive\n"
 
 
 def test_the_store_is_asked_for_refused_and_remembered(own: Own) -> None:
     own.run("up")
-    _, said = own.run("up", "--store", "containerd", code=4)
-    assert "error: the engine at" in said
-    assert "runs with the classic store" in said
-    assert "hint: pipeline engine down && pipeline engine up --store containerd" in said
+    said = own.run("up", "--store", "containerd", code=4)[1]
+    assert "uses the classic image store" in said
+    assert (
+        "hint: `pipeline daemon down && pipeline daemon up --store containerd`; each store has its own images" in said
+    )
     own.run("down")
     own.run("up", "--store", "containerd")
-    assert own.engine.store == "containerd"
     own.run("down")
-    own.run("up")
+    own.up()
     assert own.engine.store == "containerd"
-    load_base(own)
-    with own.client() as client:
-        assert client.containers.run(BASE, ["/bin/sh", "-c", "echo here"], remove=True) == b"here\n"
+    assert own.says(BASE, "echo here") == "here\n"
 
 
-def test_ctrl_c_while_it_starts_leaves_nothing(own: Own, tmp_path: Path) -> None:
+def fake_dockerd(folder: Path, text: str) -> str:
+    """A PATH that begins with a dockerd that does `text` when it is started."""
+    file = folder / "bin" / "dockerd"
+    file.parent.mkdir()
+    file.write_text(f'#!/bin/sh\n[ "$1" != --version ] || exec {shutil.which("dockerd")} "$@"\n{text}\n')
+    file.chmod(0o755)
+    return f"{file.parent}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_interrupted_while_it_starts_it_leaves_nothing_or_the_next_start_cleans_up(
+    own: Own, tmp_path: Path, sign: signal.Signals
+) -> None:
     """With a dockerd that is long in coming: by itself it is there a quarter of a second after its containerd."""
-    slow = tmp_path / "bin" / "dockerd"
-    slow.parent.mkdir()
-    slow.write_text(f'#!/bin/sh\n[ "$1" = --version ] || sleep 5\nexec {shutil.which("dockerd")} "$@"\n')
-    slow.chmod(0o755)
-    process = own.start("up", PATH=f"{slow.parent}:{os.environ['PATH']}")
-    wait(own.at.containerd_socket.is_socket)
-    process.send_signal(signal.SIGINT)
+    path = fake_dockerd(tmp_path, f'sleep 5; exec {shutil.which("dockerd")} "$@"')
+    process = own.start("up", PATH=path)
+    wait((own.at.run / "containerd.sock").is_socket)
+    process.send_signal(sign)
     _, said = process.communicate(timeout=600)
-    assert process.returncode == 130, said
     assert "Traceback" not in said
-    own.nothing_is_left()
+    if sign == signal.SIGKILL:
+        own.run("up")
+    else:
+        assert process.returncode == 130, said
+        own.nothing_is_left()
 
 
 def test_a_dockerd_that_cannot_start_shows_its_own_words(own: Own, tmp_path: Path) -> None:
-    fake = tmp_path / "bin" / "dockerd"
-    fake.parent.mkdir()
-    real = "Docker version 26.1.5, build 1"
-    fake.write_text(f'#!/bin/sh\n[ "$1" != --version ] || {{ echo {real}; exit; }}\necho no space left; exit 1\n')
-    fake.chmod(0o755)
-    _, said = own.run("up", code=4, PATH=f"{fake.parent}:{os.environ['PATH']}")
+    _, said = own.run("up", code=4, PATH=fake_dockerd(tmp_path, "echo no space left; exit 1"))
     assert "    no space left" in said
     assert "error: dockerd ended at once" in said
     assert f"log: {own.at.log}" in said
@@ -306,7 +254,7 @@ def ssh(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 # The docker SDK leaves its ssh processes and their pipes to the garbage collector, which is made to come here.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_engine_behind_ssh(ssh: Path, engine: Engine) -> None:
-    found = finding.find()
+    found = find()
     assert found is not None
     assert (found.host, found.source, found.local) == ("ssh://me@gpu-box", "DOCKER_HOST", False)
     assert (found.version, found.api_version) == (engine.version, engine.api_version)
@@ -322,11 +270,11 @@ def test_an_engine_behind_ssh(ssh: Path, engine: Engine) -> None:
 def test_without_ssh_support_in_the_sdk_it_is_one_clear_line(ssh: Path) -> None:
     code = (
         "import sys; sys.modules['paramiko'] = None\n"
-        "from pipeline.__main__ import main; sys.exit(main(['engine', 'status']))"
+        "from pipeline.__main__ import main; sys.exit(main(['daemon', 'status']))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 4
-    assert "error: ssh://me@gpu-box needs the docker SDK's ssh support" in done.stderr
+    assert "error: no Docker Engine answers at ssh://me@gpu-box" in done.stderr
     assert "hint: pip install paramiko" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -393,12 +341,10 @@ def tls(engine: Engine, tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def test_an_engine_behind_tls(tls: tuple[str, Path], engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.run import run
-
     host, certificates = tls
     for name, value in (("DOCKER_HOST", host), ("DOCKER_TLS_VERIFY", "1"), ("DOCKER_CERT_PATH", str(certificates))):
         monkeypatch.setenv(name, value)
-    found = finding.find()
+    found = find()
     assert found is not None
     assert (found.host, found.version) == (host, engine.version)
     with contextlib.closing(connect(found)) as client:

@@ -1,0 +1,181 @@
+"""Make sure that there is an engine: use the one that answers, else start a private one; stop and remove that again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import log
+from pipeline.contract.errors import DockerError
+from pipeline.run import run
+
+from . import buildx, debian, private
+from .client import OLDEST, Engine, NoEngine, find
+from .lock import locked
+
+_SYS_ADMIN = 21  # bit of CAP_SYS_ADMIN in CapEff (capabilities(7))
+_LOCK = "the private engine"
+
+
+@dataclass(frozen=True)
+class Status:
+    """The engine that would be used, None when none answers, and the state of the private engine.
+
+    `remedy` says what to do when none answers. `bytes` is what the private engine takes on disk, None when it was not
+    counted; `packages` are those that `remove` would remove.
+    """
+
+    engine: Engine | None
+    remedy: str
+    running: bool
+    store: str
+    root: str
+    log: str
+    bytes: int | None
+    packages: tuple[str, ...]
+
+
+def ensure(store: str | None = None) -> Engine:
+    """Return an engine that answers and has buildx beside it, starting a private one where there is none.
+
+    `store` (`classic` or `containerd`) is that of an engine that must be started; None means as at its last start, at
+    first classic. An engine that answers is used with the store that it has. Raises `DockerError`.
+    """
+    buildx.check_builder()
+    engine = find() or _start(store)
+    version = _buildx(engine)
+    log.note(
+        f"Docker Engine {engine.version} at {engine.host} ({engine.source}), {engine.store} store, "
+        f"buildx {'.'.join(map(str, version))}"
+    )
+    if engine.rootless:
+        log.note("this engine is rootless: its GPUs need `no-cgroups = true` in NVIDIA's container runtime, or CDI")
+    return engine
+
+
+def up(store: str | None = None) -> Engine:
+    """Like `ensure`, but an engine with another store than the one asked for is a `DockerError`."""
+    engine = ensure(store)
+    if store is not None and engine.store != store:
+        again = f"`pipeline daemon down && pipeline daemon up --store {store}`"
+        wanted = str(store == "containerd").lower()
+        change = (
+            again if engine.host == private.places().host else f'set "containerd-snapshotter": {wanted} in its features'
+        )
+        raise DockerError(
+            f"the engine at {engine.host} ({engine.source}) uses the {engine.store} image store",
+            hint=f"{change}; each store has its own images: those of the {engine.store} store are not seen then",
+        )
+    return engine
+
+
+def down() -> bool:
+    """Stop the private engine; return whether one was running. Other engines are left alone."""
+    at = private.places()
+    if not at.root.exists() and not at.run.exists():
+        return False
+    _require_root("stop the private engine")
+    with locked(at.lock, _LOCK):
+        return private.stop(at)
+
+
+def remove(*, data: bool = False) -> tuple[str, ...]:
+    """Stop the private engine and undo its installation; with `data` delete its images too. Return what was removed."""
+    at = private.places()
+    _require_root("remove what was installed")
+    done = []
+    with locked(at.lock, _LOCK):
+        if private.stop(at):
+            done.append("the private engine was stopped")
+        packages = debian.remove(at.root / "apt.log")
+        if packages:
+            done.append(f"removed the packages {', '.join(packages)}")
+        if data:
+            shutil.rmtree(at.root)
+            done.append(f"deleted {at.root}")
+    return tuple(done)
+
+
+def status(*, count: bool = False) -> Status:
+    """Look without changing anything; `count` measures what the private engine takes on disk."""
+    at = private.places()
+    size = None
+    if count and at.root.is_dir():
+        said = run(["du", "--summarize", "--one-file-system", "--block-size=1", str(at.root)], capture=True).stdout
+        size = int(said.split()[0])
+    engine = find()
+    return Status(
+        engine=engine,
+        remedy="" if engine else "`pipeline daemon up` starts one" if not _why_not() else remedy(),
+        running=private.running(at),
+        store=private.store(at),
+        root=str(at.root),
+        log=str(at.log),
+        bytes=size,
+        packages=debian.recorded(),
+    )
+
+
+def _start(store: str | None) -> Engine:
+    """Start the private engine, or return the one that another process started meanwhile."""
+    at = private.places()
+    why = _why_not()
+    if why:
+        raise NoEngine(f"no Docker Engine answers, and {why}", hint=remedy())
+    with locked(at.lock, _LOCK):
+        engine = find()  # another process may have started one while we waited
+        if engine is None:
+            debian.install_engine(at.root / "apt.log", OLDEST)
+            private.start(at, store or private.store(at))
+            engine = find()
+    if engine is None:
+        raise DockerError("the private engine was started and does not answer", log=str(at.log))
+    return engine
+
+
+def _buildx(engine: Engine) -> buildx.Version:
+    try:
+        return buildx.version()
+    except buildx.BuildxMissing as error:
+        if os.geteuid() != 0 or not debian.supported():
+            raise
+        log.note(f"{engine.host} answers, but {error.message}")
+        debian.install_buildx(private.places().root / "apt.log")
+        return buildx.version()
+
+
+def _require_root(what: str) -> None:
+    if os.geteuid() != 0:
+        raise DockerError(f"only root can {what}", hint="run the same command as root")
+
+
+def _why_not() -> str:
+    """Why no private engine can be started here; empty where one can."""
+    if os.geteuid() != 0:
+        return "only root can start one"
+    if not _may_mount():
+        return "this process may not mount, as in a container without privileges"
+    return "" if debian.supported() else "one can only be installed on Debian 12 or newer, or Ubuntu"
+
+
+def remedy() -> str:
+    """What a user who cannot start a private engine can do, as one line."""
+    if debian.program("dockerd") is not None and os.geteuid() != 0:
+        return (
+            "start the engine that is installed for you alone: `dockerd-rootless-setuptool.sh install`; or have an "
+            "administrator start it (`systemctl start docker`) and add you to the group docker; or set DOCKER_HOST"
+        )
+    return (
+        f"have an administrator install Docker Engine {OLDEST} or newer with buildx and add you to the group docker, "
+        "or set DOCKER_HOST to an engine that you may use, such as ssh://user@host"
+    )
+
+
+def _may_mount() -> bool:
+    """Whether this process has CAP_SYS_ADMIN; root in an unprivileged container has not."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> _SYS_ADMIN & 1)
+    return False
