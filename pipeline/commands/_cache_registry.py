@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pipeline.contract.exits import Exit
 
 if TYPE_CHECKING:
+    from pipeline.registry.reference import Reference
     from pipeline.release.caches import Stored
-    from pipeline.release.reference import Reference
 
 _SCHEME = "oci://"
 
@@ -34,8 +34,8 @@ def push(arguments: argparse.Namespace) -> int:
     """Push; prints the name by digest on stdout."""
     from pipeline.commands._caches import root_of
     from pipeline.contract.errors import UsageError
+    from pipeline.registry.client import Registry
     from pipeline.release import caches
-    from pipeline.release.registry import Registry
     from pipeline.release.sign import Signer
 
     to = _reference(arguments.to)
@@ -50,8 +50,8 @@ def push(arguments: argparse.Namespace) -> int:
 def pull(arguments: argparse.Namespace) -> int:
     """Pull; prints the name by digest on stdout."""
     from pipeline.contract.errors import UsageError
+    from pipeline.registry.client import Registry
     from pipeline.release import caches
-    from pipeline.release.registry import Registry
 
     source = _reference(arguments.source)
     if not arguments.out:
@@ -62,8 +62,8 @@ def pull(arguments: argparse.Namespace) -> int:
 
 
 def _reference(text: str) -> Reference:
-    from pipeline.release.errors import ReferenceInvalid
-    from pipeline.release.reference import Reference
+    from pipeline.registry.errors import ReferenceInvalid
+    from pipeline.registry.reference import Reference
 
     if not text:
         raise ReferenceInvalid("no registry's side was named", hint="oci://registry.example.com/caches:tag (OCI=…)")

@@ -23,9 +23,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Say of each thing how it stands; exit 8 unless all of it is there and fits."""
     from pipeline.contract.errors import UsageError
+    from pipeline.registry.client import Registry
+    from pipeline.registry.reference import Reference
     from pipeline.release.examine import examine
-    from pipeline.release.reference import Reference
-    from pipeline.release.registry import Registry
 
     if not arguments.image:
         raise UsageError("no image was named", hint="make attest IMAGE=registry.example.com/team/tuned:tag")

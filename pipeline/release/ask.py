@@ -12,10 +12,10 @@ from pipeline.contract.errors import UsageError
 from pipeline.image.prepare import Prepared
 from pipeline.image.request import Request
 from pipeline.image.staging import tree_digest
+from pipeline.registry.reference import Reference
 
 from .cells import Cell
 from .names import DEFAULT, DEFAULT_WITH_ENGINE, Names
-from .reference import Reference
 from .sign import Signer
 
 SCHEMA = 1  # raise when an image of the same inputs would be released otherwise

@@ -21,11 +21,12 @@ from pipeline.contract.digest import canonical_json, sha256_bytes
 from pipeline.contract.manifest import Manifest as AutotuneManifest
 from pipeline.contract.verdict import Verdict
 from pipeline.image.labels import KEY, PREFIX
+from pipeline.registry.client import Registry
+from pipeline.registry.descriptors import Descriptor, Manifest
+from pipeline.registry.errors import InvalidResponse
 
 from . import media
-from .descriptors import Descriptor, Manifest
-from .errors import AnnotationsLost, AnswerInvalid
-from .registry import Registry
+from .faults import AnnotationsLost
 
 TITLE = "org.opencontainers.image.title"  # oras names the file by it
 _LIMIT = 64 * 1024 * 1024  # bytes of an attached blob
@@ -74,14 +75,15 @@ def attach(
     made = [_artifact(registry, repository, subject, one) for one in what]
     known = {one.digest for one in registry.referrers(repository, subject.digest)}
     new = [one for one in made if one.digest not in known]
-    registry.put_referrers(repository, subject.digest, new)
+    for manifest in new:
+        registry.put_manifest(repository, manifest)
     for one, manifest in zip(what, made, strict=True):
         check_annotations(registry, repository, manifest.digest, one.annotations)
     known |= {one.digest for one in registry.referrers(repository, subject.digest)} if new else set()
     lost = [one.title for one, manifest in zip(what, made, strict=True) if manifest.digest not in known]
     if lost:
         raise AnnotationsLost(
-            f"{registry.host} took {lost[0]} of {repository} and does not list it among the image's referrers",
+            f"{registry.name} took {lost[0]} of {repository} and does not list it among the image's referrers",
             hint="the registry must keep referrers (OCI 1.1), or let the tag sha256-<digest> be written",
         )
     return tuple(one.descriptor() for one in made)
@@ -116,7 +118,7 @@ def check_annotations(registry: Registry, repository: str, reference: str, expec
     lost = [name for name, value in expected.items() if have.get(name) != value]
     if found is None or lost:
         raise AnnotationsLost(
-            f"{registry.host}/{repository}: {reference} was pushed and "
+            f"{registry.name}/{repository}: {reference} was pushed and "
             + (f"came back without {', '.join(lost)}" if found else "cannot be read back"),
             hint="push from an engine with the containerd store: `pipeline daemon up --store containerd`",
         )
@@ -125,15 +127,15 @@ def check_annotations(registry: Registry, repository: str, reference: str, expec
 def attached(registry: Registry, repository: str, digest: str, artifact_type: str) -> Iterator[tuple[Manifest, bytes]]:
     """Every attachment of one type: its manifest and the bytes of its blob, digests checked, unpacked.
 
-    Raises `AnswerInvalid` when one is no artifact of one blob.
+    Raises `InvalidResponse` when one is no artifact of one blob.
     """
     for one in registry.referrers(repository, digest, artifact_type):
         found = registry.manifest(repository, one.digest)
         if found is None:
-            raise AnswerInvalid(f"{repository}@{one.digest} is listed as a referrer and is not there")
+            raise InvalidResponse(f"{repository}@{one.digest} is listed as a referrer and is not there")
         layers = found.json().get("layers")
         if not isinstance(layers, list) or len(layers) != 1:
-            raise AnswerInvalid(f"{repository}@{one.digest} is not an artifact of one blob")
+            raise InvalidResponse(f"{repository}@{one.digest} is not an artifact of one blob")
         layer = Descriptor.from_json(layers[0])
         body = registry.blob(repository, layer.digest, limit=_LIMIT)
         yield found, _unpacked(body) if layer.media_type.endswith("+gzip") else body

@@ -13,13 +13,13 @@ from pipeline.contract.digest import sha256_json
 from pipeline.contract.verdict import Verdict
 from pipeline.image.contexts import FIXED_TIME
 from pipeline.image.flow import Finished
+from pipeline.registry.client import Registry
+from pipeline.registry.descriptors import Descriptor
+from pipeline.registry.reference import Reference
 
 from . import media
 from .attach import Attachment, autotune, sbom, verdict
 from .contents import look
-from .descriptors import Descriptor
-from .reference import Reference
-from .registry import Registry
 from .sbom import make
 from .seal import seal
 from .sign import Signer, is_signed_by, signature_tag

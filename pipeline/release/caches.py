@@ -26,14 +26,14 @@ from pipeline.contract.digest import canonical_json, sha256_bytes, sha256_file
 from pipeline.contract.errors import CacheRefused
 from pipeline.contract.places import CACHE_ROOT, MANIFEST_FILE
 from pipeline.image.labels import PREFIX
+from pipeline.registry.client import Registry
+from pipeline.registry.descriptors import Descriptor, Manifest
+from pipeline.registry.errors import InvalidResponse, NotFound
+from pipeline.registry.reference import Reference
 
 from . import media, sign
 from .attach import TITLE, check_annotations
-from .descriptors import Descriptor, Manifest
-from .errors import AnswerInvalid, NotInRegistry, SignatureWrong
-from .faults import TagTaken
-from .reference import Reference
-from .registry import Registry
+from .faults import SignatureWrong, TagTaken
 
 FOLDER = Path(CACHE_ROOT).name
 _UNPACK = "io.deis.oras.content.unpack"  # oras unpacks such a layer into the folder that its title names
@@ -74,12 +74,12 @@ def push(
         raise TagTaken(f"{to.name}:{tag} is another cache: {there}", hint="choose another tag, or --move it")
     for kind, content in blobs:
         registry.put_blob(to.repository, content, kind)
-    registry.put_manifest(to.repository, made.digest, body, media.MANIFEST)
+    registry.put_manifest(to.repository, made)
     check_annotations(registry, to.repository, made.digest, made.json()["annotations"])
     if signer is not None:
         sign.sign(registry, to.at(made.digest), signer)
     if there != made.digest:
-        registry.put_manifest(to.repository, tag, body, media.MANIFEST)
+        registry.put_manifest(to.repository, made, tag)
     return Stored(to.at(made.digest), keys)
 
 
@@ -87,14 +87,14 @@ def pull(registry: Registry, source: Reference, out: Path, *, key: str = "") -> 
     """Write the cache that `source` names into `out`, a new or empty directory: judged, and whole or not at all.
 
     With a public `key` its signature is demanded. Raises `NotACache`, `ArchiveRefused`, `MergeUnsound`,
-    `SignatureWrong`, `NotInRegistry`, `OutputExists`, and what the registry raises.
+    `SignatureWrong`, `NotFound`, `OutputExists`, and what the registry raises.
     """
     if key:
         sign.check_name(source)
         sign.check_key(key)
     found = registry.manifest(source.repository, source.target)
     if found is None:
-        raise NotInRegistry(f"there is no {source}", hint="check the name; `skopeo list-tags` lists what there is")
+        raise NotFound(f"there is no {source}", hint="check the name; `skopeo list-tags` lists what there is")
     layer = _layer(found, source)
     if key:
         wrong = sign.verify(registry, source.at(found.digest), key)
@@ -156,7 +156,7 @@ def _layer(found: Manifest, source: Reference) -> Descriptor:
         )
     try:
         layers = [Descriptor.from_json(entry) for entry in value["layers"]]
-    except (KeyError, TypeError, AnswerInvalid) as error:
+    except (KeyError, TypeError, InvalidResponse) as error:
         raise NotACache(f"{source} names no layers") from error
     if len(layers) != 1 or layers[0].media_type != media.CACHE_TAR:
         raise NotACache(f"{source} is not one layer of {media.CACHE_TAR}")

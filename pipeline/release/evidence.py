@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from pipeline.contract.errors import CacheRefused, PublishError
-
-from .errors import AnswerInvalid, BlobBroken, DigestMismatch, NotInRegistry
+from pipeline.registry.errors import InvalidResponse, NotFound
 
 State = Literal["ok", "missing", "wrong", "unchecked"]
 
@@ -62,9 +62,22 @@ class Evidence:
             )
 
 
+_SHAPE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, AssertionError)
+
+
+@contextlib.contextmanager
+def foreign(what: str) -> Iterator[None]:
+    """Read what anyone who may push may have written: whatever shape it has, raise `InvalidResponse` and no other."""
+    try:
+        yield
+    except _SHAPE as error:
+        raise InvalidResponse(f"{what} does not have the expected shape") from error
+
+
 def told(name: str, find: Callable[[], Answer]) -> Answer:
     """An answer, where what is attached cannot be read or is not what it should be: that is wrong, not a failure."""
     try:
-        return find()
-    except (AnswerInvalid, BlobBroken, DigestMismatch, NotInRegistry, CacheRefused) as error:
+        with foreign("what is attached"):
+            return find()
+    except (InvalidResponse, NotFound, CacheRefused) as error:
         return Answer(name, "wrong", error.message)

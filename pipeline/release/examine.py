@@ -21,11 +21,13 @@ from typing import Any
 from pipeline.cache.finding import shown
 from pipeline.contract.digest import sha256_bytes
 from pipeline.image.labels import KEY
+from pipeline.registry.client import Registry
+from pipeline.registry.descriptors import Manifest
+from pipeline.registry.reference import Reference
 
 from . import media, sign
 from .attach import attached
-from .descriptors import Manifest
-from .evidence import Answer, Evidence, told
+from .evidence import Answer, Evidence, foreign, told
 from .fits import (
     ANNOTATED,
     MANIFEST_LABEL,
@@ -38,8 +40,6 @@ from .fits import (
     verdict_answer,
 )
 from .images import Image, Pushed, read_image, statements
-from .reference import Reference
-from .registry import Registry
 
 _SLSA = "https://slsa.dev/provenance/"
 _SPDX = "https://spdx.dev/Document"
@@ -48,12 +48,13 @@ _SPDX = "https://spdx.dev/Document"
 def examine(registry: Registry, reference: Reference, key: str = "", *, transparency_log: bool = False) -> Evidence:
     """Look for all of it. `key` is a public key (file or `env://NAME`); without one signatures are `unchecked`.
 
-    Raises `NotInRegistry`, `KeyUnusable`, `CosignMissing`, `ReferenceInvalid`, and what a registry that fails raises.
+    Raises `NotFound`, `KeyUnusable`, `CosignMissing`, `ReferenceInvalid`, and what a registry that fails raises.
     """
     if key:
         sign.check_name(reference)
         sign.check_key(key)
-    pushed = read_image(registry, reference)
+    with foreign(str(reference)):
+        pushed = read_image(registry, reference)
     look = _Look(registry, reference, pushed, key, transparency_log)
     answers = [look.signature()]
     if not pushed.images:

@@ -33,6 +33,26 @@ class AnnotationsInvalid(UsageError):
     """Annotations of the user that an image cannot carry, or that are ours."""
 
 
+class AnnotationsLost(PublishError):
+    """What was pushed came back without its annotations, or is not listed where it was attached."""
+
+
+class SigningFailed(PublishError):
+    """cosign could not sign."""
+
+
+class CosignMissing(PublishError):
+    """cosign is not installed."""
+
+
+class KeyUnusable(UsageError):
+    """A signing or verification key cannot be read, or its password is missing."""
+
+
+class SignatureWrong(PublishError):
+    """What must be signed by a key is not."""
+
+
 class ExportBroken(PublishError):
     """What BuildKit exported is not the image that was verified."""
 

@@ -11,9 +11,9 @@ from pipeline.contract.errors import CacheRefused
 from pipeline.contract.manifest import Manifest as AutotuneManifest
 from pipeline.contract.verdict import Verdict
 from pipeline.image.labels import KEY, PREFIX
+from pipeline.registry.errors import InvalidResponse
 
-from .errors import AnswerInvalid
-from .evidence import Answer
+from .evidence import Answer, foreign
 from .images import Image
 
 MANIFEST_LABEL = f"{PREFIX}.manifest"
@@ -60,8 +60,11 @@ def verdict_answer(attached: Iterable[tuple[bytes, str]], image: Image) -> Answe
 def _verdict(body: bytes, image: Image) -> Verdict | str:
     """A verdict that passed and is about this image, else why it does not count."""
     try:
-        found = Verdict.from_json(parsed(body))
-    except (AnswerInvalid, CacheRefused) as error:
+        with foreign("a verdict"):
+            found = Verdict.from_json(parsed(body))
+            texts: tuple[object, ...] = (found.key, found.manifest_sha256, *found.replayed, *found.findings)
+            assert all(isinstance(one, str) for one in texts)
+    except (InvalidResponse, CacheRefused) as error:
         return f"a verdict cannot be read: {error.message}"
     rules = (
         (
@@ -113,8 +116,8 @@ def listed(image: Image, label: str) -> list[str]:
 
 
 def parsed(body: bytes) -> object:
-    """JSON of whatever shape; raise `AnswerInvalid`."""
+    """JSON of whatever shape; raise `InvalidResponse`."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise AnswerInvalid("what is attached is not JSON") from error
+        raise InvalidResponse("what is attached is not JSON") from error

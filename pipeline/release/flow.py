@@ -24,6 +24,7 @@ from pipeline.image.prepare import Prepared, prepare
 from pipeline.image.probes import Probes
 from pipeline.image.request import Request
 from pipeline.image.verify import device_name
+from pipeline.registry.client import Registry, parallel_map
 from pipeline.versions import load
 
 from .annotate import notes_of, revision_of
@@ -38,9 +39,7 @@ from .lookup import Shelf, There
 from .names import FIELDS, Names, check_names, expand, pattern
 from .outcome import Row, Summary
 from .publish import Publisher, move
-from .registry import Registry
 from .scanner import available
-from .together import together
 from .verdicts import proofs, read_verdicts
 
 if TYPE_CHECKING:
@@ -190,7 +189,7 @@ class Release:
             except PipelineError as error:
                 return error
 
-        return together(look, jobs, _AT_ONCE)
+        return parallel_map(look, jobs, _AT_ONCE)
 
     def _skip(self, registry: Registry, job: _Job, there: There) -> Row:
         moves = () if self.ask.dry_run else tuple(expand(template, job.names) for template in self.ask.moves)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.cache.finding import shown
+from pipeline.registry.descriptors import Descriptor, Manifest
+from pipeline.registry.errors import InvalidResponse, NotFound
+from pipeline.registry.reference import Reference
 
 from . import media
-from .descriptors import Descriptor, Manifest
-from .errors import AnswerInvalid, NotInRegistry
-from .reference import Reference
 
 # BuildKit's attestation storage: a manifest beside the image in the index, each layer one in-toto statement.
 _PREDICATE = "in-toto.io/predicate-type"
@@ -71,10 +71,10 @@ class Pushed:
 
 
 def read_image(registry: Source, reference: Reference) -> Pushed:
-    """Read an image's manifests and configs. Raises `NotInRegistry`, `AnswerInvalid` where it is no image."""
+    """Read an image's manifests and configs. Raises `NotFound`, `InvalidResponse` where it is no image."""
     top = registry.manifest(reference.repository, reference.target)
     if top is None:
-        raise NotInRegistry(f"there is no {reference}", hint="check the name; `skopeo list-tags` lists what there is")
+        raise NotFound(f"there is no {reference}", hint="check the name; `skopeo list-tags` lists what there is")
     if top.media_type not in media.INDEXES:
         return Pushed(reference, top, (_image(registry, reference, top, {}, ()),))
     value = top.json()
@@ -85,19 +85,19 @@ def read_image(registry: Source, reference: Reference) -> Pushed:
             continue
         found = registry.manifest(reference.repository, entry.digest)
         if found is None:
-            raise AnswerInvalid(f"{reference} lists {entry.digest}, which is not there")
+            raise InvalidResponse(f"{reference} lists {entry.digest}, which is not there")
         beside = tuple(e for e in entries if e.annotations.get(media.ATTESTATION_OF) == entry.digest)
         images.append(_image(registry, reference, found, {**_notes(value), **entry.annotations}, beside))
     return Pushed(reference, top, tuple(images))
 
 
 def statements(registry: Source, reference: Reference, image: Image) -> dict[str, dict[str, Any]]:
-    """The in-toto statements that BuildKit attached to an image, by predicate type. Raises `AnswerInvalid`."""
+    """The in-toto statements that BuildKit attached to an image, by predicate type. Raises `InvalidResponse`."""
     found: dict[str, dict[str, Any]] = {}
     for entry in image.attestations:
         manifest = registry.manifest(reference.repository, entry.digest)
         if manifest is None:
-            raise AnswerInvalid(f"{reference} lists the attestation {entry.digest}, which is not there")
+            raise InvalidResponse(f"{reference} lists the attestation {entry.digest}, which is not there")
         for layer in map(Descriptor.from_json, manifest.json().get("layers") or ()):
             body = registry.blob(reference.repository, layer.digest, limit=_STATEMENT_LIMIT)
             found[layer.annotations.get(_PREDICATE, "")] = _object(body, f"attestation {layer.digest}")
@@ -126,7 +126,7 @@ def _object(body: bytes, what: str) -> dict[str, Any]:
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise AnswerInvalid(f"{shown(what)} is not JSON") from error
+        raise InvalidResponse(f"{shown(what)} is not JSON") from error
     if not isinstance(value, dict):
-        raise AnswerInvalid(f"{shown(what)} is not a JSON object")
+        raise InvalidResponse(f"{shown(what)} is not a JSON object")
     return value

@@ -1,6 +1,6 @@
 """An OCI layout that BuildKit filled: what an image in it is made of, from its index down to its blobs.
 
-<cache home>/exports/run-<process>-…/    one for each run, shared by its cells, removed with it
+<cache home>/exports/run-…/    one for each run, locked by it, shared by its cells, removed with it
     blobs/sha256/<digest>
 """
 
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.contract.scratch import scratch
+from pipeline.registry.descriptors import Descriptor, Manifest
+
 from . import media
-from .descriptors import Descriptor, Manifest
 from .faults import ExportBroken
 
 _KIND = "vnd.docker.reference.type"  # BuildKit's mark on the manifest of its attestations
@@ -60,15 +59,11 @@ class OnDisk:
 
 @contextlib.contextmanager
 def layout(home: Path) -> Iterator[Path]:
-    """An empty layout for one run; those of runs that were killed are removed."""
+    """An empty layout for one run; those of runs that were killed, whose locks are gone, are removed."""
     folder = home / "exports"
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob("run-*"):
-        owner = left.name.split("-")[1]
-        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=f"run-{os.getpid()}-") as made:
-        yield Path(made)
+    with scratch(folder, "run-") as made:
+        yield made
 
 
 def read_content(place: Path, digest: str) -> Content:

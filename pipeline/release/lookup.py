@@ -6,12 +6,13 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from pipeline.registry.client import Registry
+from pipeline.registry.reference import Reference
+
 from . import media
 from .annotate import INPUTS
 from .journal import Entry, Journal
 from .names import Names, pattern
-from .reference import Reference
-from .registry import Registry
 from .sign import Signer, is_signed_by, signature_tag
 
 _NEEDED = frozenset({media.AUTOTUNE, media.VERDICT})
@@ -78,7 +79,7 @@ class Shelf:
             entry = Entry(digest, "", tag, done=True)
         if not self.signed_by or entry.signed_by == self.signed_by:
             return True
-        if not is_signed_by(self.registry, Reference(self.registry.host, self.repository, digest=digest), signer):
+        if not is_signed_by(self.registry, Reference(self.registry.name, self.repository, digest=digest), signer):
             return False
         journal.write(replace(entry, signed_by=self.signed_by))
         return True

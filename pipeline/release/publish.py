@@ -15,14 +15,14 @@ from pipeline.contract.verdict import Verdict
 from pipeline.image.bake import bake
 from pipeline.image.buildkit import Export
 from pipeline.image.flow import Finished
+from pipeline.registry.client import Registry
+from pipeline.registry.reference import Reference
 
 from .attaching import Proofs
 from .faults import ExportBroken, TagTaken
 from .journal import Entry, Journal
 from .layout import Content, read_content
 from .readback import Held, check, hold
-from .reference import Reference
-from .registry import Registry
 from .same import difference
 from .upload import upload
 
@@ -137,7 +137,7 @@ class Publisher:
         if standing is None:
             with log.step(f"tag {self.place}"):
                 top = held.top
-                self.registry.put_manifest(self.place.repository, self.place.tag, top.body, top.media_type)
+                self.registry.put_manifest(self.place.repository, top, self.place.tag)
 
 
 def move(registry: Registry, place: Reference, digest: str, tags: tuple[str, ...]) -> tuple[str, ...]:
@@ -149,6 +149,6 @@ def move(registry: Registry, place: Reference, digest: str, tags: tuple[str, ...
         top = registry.manifest(place.repository, digest)
         assert top is not None, "the image was read a moment ago"
         with log.step(f"move {replace(place, tag=tag)}"):
-            registry.put_manifest(place.repository, tag, top.body, top.media_type)
+            registry.put_manifest(place.repository, top, tag)
         moved.append(tag)
     return tuple(moved)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .descriptors import Manifest
-from .errors import AnswerInvalid, NotInRegistry
+from pipeline.registry.client import Registry
+from pipeline.registry.descriptors import Manifest
+from pipeline.registry.errors import InvalidResponse, NotFound
+
 from .faults import NotAsPushed
 from .media import ATTESTATION_KIND, INDEXES
-from .registry import Registry
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ def hold(registry: Registry, repository: str, reference: str) -> Held | None:
         images = [entry for entry, kind in zip(entries, kinds, strict=True) if kind is None]
         attested = "attestation-manifest" in kinds
         if len(images) != 1:
-            raise AnswerInvalid(f"{repository}@{top.digest} holds {len(images)} images, not one")
+            raise InvalidResponse(f"{repository}@{top.digest} holds {len(images)} images, not one")
         found = registry.manifest(repository, str(images[0].get("digest")))
         if found is None:
-            raise NotInRegistry(f"{repository}@{top.digest} names a manifest that the registry does not have")
+            raise NotFound(f"{repository}@{top.digest} names a manifest that the registry does not have")
         image = found
     config = (image.json().get("config") or {}).get("digest")
     return Held(top, image, str(config), attested)

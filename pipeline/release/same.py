@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.registry.reference import Reference
+
 from .images import Image, Pushed, Source, read_image, statements
 from .layout import Content, OnDisk
-from .reference import Reference
 
 # Of an annotation: another commit may build the same image. Of a statement: when and in which call it was built.
 _COMMIT = "org.opencontainers.image.revision"

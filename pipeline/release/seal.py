@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline import log as talk
+from pipeline.registry.client import Registry
+from pipeline.registry.descriptors import Descriptor
+from pipeline.registry.errors import NotFound
+from pipeline.registry.reference import Reference
 
 from . import media
 from .attach import Attachment, attach
-from .descriptors import Descriptor
-from .errors import NotInRegistry
-from .reference import Reference
-from .registry import Registry
 from .sign import Signer, sign
 
 # Bound to the image by its label, which the image's own signature covers.
@@ -33,14 +33,14 @@ def seal(
     """Attach everything to `subject`, which has a digest and is in the registry; sign what stands alone and the image.
 
     What is there already is neither pushed nor signed again, so that an interrupted run goes on. Without a `signer`
-    nothing is signed. Returns what names the attachments. Raises `NotInRegistry`, `AnnotationsLost`, `SigningFailed`,
+    nothing is signed. Returns what names the attachments. Raises `NotFound`, `AnnotationsLost`, `SigningFailed`,
     `CosignMissing`, `KeyUnusable` and what the registry raises.
     """
     if signer is not None:
         signer.check()
     found = registry.manifest(subject.repository, subject.digest)
     if found is None:
-        raise NotInRegistry(f"there is no {subject}", hint="push it by digest first")
+        raise NotFound(f"there is no {subject}", hint="push it by digest first")
     titles = ", ".join(dict.fromkeys(one.title for one in attachments))
     with talk.step(f"attach {titles} to {subject.repository}"):
         made = attach(registry, subject.repository, found.descriptor(), attachments)

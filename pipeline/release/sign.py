@@ -16,13 +16,14 @@ from pathlib import Path
 
 from pipeline.cache.finding import shown
 from pipeline.contract.digest import sha256_bytes
+from pipeline.registry.client import Registry
+from pipeline.registry.credentials import docker_config
+from pipeline.registry.errors import ReferenceInvalid
+from pipeline.registry.reference import Reference
+from pipeline.registry.trust import authorities, client_certificates, is_plain
 from pipeline.run import ProcessFailed, ProgramMissing, find_program, run
 
-from .credentials import docker_config_for
-from .errors import CosignMissing, KeyUnusable, ReferenceInvalid, SigningFailed
-from .reference import Reference
-from .registry import Registry
-from .tls import folders, is_plain
+from .faults import CosignMissing, KeyUnusable, SigningFailed
 
 PASSWORD = "COSIGN_PASSWORD"  # the variable's name, not a password  # noqa: S105
 _BY_VARIABLE = "env://"
@@ -167,17 +168,19 @@ def _prepared(
 ) -> Iterator[tuple[list[str], dict[str, str]]]:
     """Options and environment for cosign: the registry's login and authorities, in files for as long as it runs."""
     with (
-        docker_config_for([subject.registry], registry.credentials) as config,
+        docker_config(subject.registry, registry.credentials.login(subject.registry, subject.repository)) as config,
         tempfile.TemporaryDirectory(prefix="authorities-") as folder,
     ):
         options = ["--allow-http-registry=true"] if is_plain(subject.registry) else []
-        authorities = [path for place in folders(subject.registry) for path in sorted(place.glob("*.crt"))]
+        trusted = list(authorities(subject.registry))
         bundle = os.environ.get("REQUESTS_CA_BUNDLE", "")
-        authorities += [Path(bundle)] if bundle and Path(bundle).is_file() else []
-        if authorities and not is_plain(subject.registry):
+        trusted += [Path(bundle)] if bundle and Path(bundle).is_file() else []
+        if trusted and not is_plain(subject.registry):
             whole = Path(folder) / "authorities.pem"
-            whole.write_bytes(b"\n".join(path.read_bytes() for path in authorities))
+            whole.write_bytes(b"\n".join(path.read_bytes() for path in trusted))
             options.append(f"--registry-cacert={whole}")
+        for certificate, private in client_certificates(subject.registry)[:1]:
+            options += [f"--registry-client-cert={certificate}", f"--registry-client-key={private}"]
         yield options, {"DOCKER_CONFIG": str(config), **secrets}
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pipeline.registry.client import Registry, parallel_map
+from pipeline.registry.descriptors import Manifest
+
 from .layout import Content
-from .registry import Registry
-from .together import together
 
 _AT_ONCE = 4  # blobs
 
@@ -14,10 +15,10 @@ def upload(registry: Registry, repository: str, content: Content) -> int:
 
     Return the bytes of the blobs that had to be pushed. Every step can be repeated. Raises the errors of `Registry`.
     """
-    there = together(lambda one: registry.has_blob(repository, one.digest), content.blobs, _AT_ONCE)
+    there = parallel_map(lambda one: registry.has_blob(repository, one.digest), content.blobs, _AT_ONCE)
     missing = [one for one, has in zip(content.blobs, there, strict=True) if not has]
-    together(lambda one: registry.put_blob(repository, content.path(one), one.media_type), missing, _AT_ONCE)
+    parallel_map(lambda one: registry.put_blob(repository, content.path(one), one.media_type), missing, _AT_ONCE)
     for one in (*content.manifests, content.top):
         if registry.resolve(repository, one.digest) is None:
-            registry.put_manifest(repository, one.digest, content.path(one).read_bytes(), one.media_type)
+            registry.put_manifest(repository, Manifest.of(content.path(one).read_bytes(), one.media_type))
     return sum(one.size for one in missing)

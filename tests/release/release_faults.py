@@ -22,7 +22,7 @@ class Fault:
     """What happens to requests whose method and path match, `times` times (-1: always).
 
     `status` answers with it instead of asking the registry. `drop`: `request` reads half of what is sent and closes,
-    `response` sends half of the answer and closes, `now` closes at once. `wait` sleeps so many seconds first.
+    `response` sends half of the answer's body (nothing where it has none) and closes, `now` closes at once. `wait` sleeps so many seconds first.
     `change` flips a byte of the answer's body. `drip` sends the answer's body so many seconds a byte.
     """
 
@@ -150,7 +150,8 @@ def _handle(handler: BaseHTTPRequestHandler, proxy: Proxy) -> None:
             time.sleep(fault.drip)
         return
     if fault is not None and fault.drop == "response":
-        _answer(handler, response.status, headers, data, only=len(data) // 2)
+        if data:
+            _answer(handler, response.status, headers, data, only=len(data) // 2)
         _cut(handler)
         return
     _answer(handler, response.status, headers, data)

@@ -16,6 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.registry.client import Registry
+from pipeline.registry.credentials import Credentials
+from pipeline.registry.descriptors import EMPTY, MANIFEST, Descriptor, Manifest
+from pipeline.registry.http import RetryPolicy
 from pipeline.tune.ports import free_port
 
 USER, PASSWORD = "builder", "pa55-word+of/builder"
@@ -118,3 +122,27 @@ def watched() -> Iterator[list[str]]:
     finally:
         over.set()
         thread.join(10)
+
+
+QUICK = RetryPolicy(tries=3, pause=0.01, longest=2.0, connect=5.0, silence=20.0, commit=20.0)
+NOBODY = Credentials()
+
+
+def image(registry: Registry, repository: str, tag: str = "one", content: bytes = b"layer") -> str:
+    """A small artifact under a tag; returns its digest."""
+    config = registry.put_blob(repository, b"{}", EMPTY)
+    layer = registry.put_blob(repository, content)
+    made = {
+        "schemaVersion": 2, "mediaType": MANIFEST, "artifactType": "application/vnd.test",
+        "config": config.to_json(), "layers": [layer.to_json()], "annotations": {"a": "b"},
+    }  # fmt: skip
+    return registry.put_manifest(repository, Manifest.of(json.dumps(made).encode()), tag)
+
+
+def attached(registry: Registry, repository: str, subject: Descriptor, kind: str) -> str:
+    config = registry.put_blob(repository, b"{}", EMPTY)
+    made = {
+        "schemaVersion": 2, "mediaType": MANIFEST, "artifactType": kind, "config": config.to_json(),
+        "layers": [config.to_json()], "subject": subject.to_json(), "annotations": {"kind": kind},
+    }  # fmt: skip
+    return registry.put_manifest(repository, Manifest.of(json.dumps(made).encode()))

@@ -19,10 +19,10 @@ from pipeline.contract.digest import sha256_bytes, sha256_file
 from pipeline.contract.places import CACHE_ROOT, MANIFEST_FILE
 from pipeline.contract.verdict import Verdict
 from pipeline.image.labels import KEY, PREFIX
+from pipeline.registry.client import Registry
+from pipeline.registry.descriptors import Descriptor, Manifest
+from pipeline.registry.reference import Reference
 from pipeline.release import media
-from pipeline.release.descriptors import Descriptor
-from pipeline.release.reference import Reference
-from pipeline.release.registry import Registry
 
 KEY_PASSWORD = "k3y-word-of-a-test"
 
@@ -43,7 +43,7 @@ def put_json(registry: Registry, repository: str, value: Any, kind: str) -> Desc
 def put_manifest(registry: Registry, repository: str, value: dict[str, Any]) -> Descriptor:
     body = json.dumps(value).encode()
     digest = f"sha256:{sha256_bytes(body)}"
-    registry.put_manifest(repository, digest, body, value["mediaType"])
+    registry.put_manifest(repository, Manifest.of(body, value["mediaType"]))
     return Descriptor(value["mediaType"], digest, len(body))
 
 
@@ -82,7 +82,7 @@ def push(
     index = put_manifest(registry, repository, {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": entries})
     verdict = Verdict(named.digest, diff_ids[-1], sha, made.key, "A CPU", "replay", "pass", {"keys": 1})
     return Sample(
-        Reference(registry.host, repository, digest=index.digest), verdict, (place / MANIFEST_FILE).read_bytes()
+        Reference(registry.name, repository, digest=index.digest), verdict, (place / MANIFEST_FILE).read_bytes()
     )
 
 

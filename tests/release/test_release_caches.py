@@ -11,14 +11,14 @@ import tarfile
 import cache_samples
 import pytest
 import release_samples as samples
-from release_registries import PASSWORD, USER, auth_of, command
-from test_release_registry import NOBODY, QUICK
+from release_registries import NOBODY, PASSWORD, QUICK, USER, auth_of, command
 
 from pipeline.cache.store import check_root
 from pipeline.contract.exits import Exit
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
+from pipeline.registry.client import Registry
+from pipeline.registry.descriptors import Manifest
 from pipeline.release import caches, media
-from pipeline.release.registry import Registry
 
 
 def files(root):
@@ -110,7 +110,7 @@ def _put(registry, layers, kind=media.CACHE, repository="caches/wrong", tag="one
         "config": config.to_json(),
         "layers": named,
     }
-    registry.put_manifest(repository, tag, json.dumps(body).encode(), media.MANIFEST)
+    registry.put_manifest(repository, Manifest.of(json.dumps(body).encode()), tag)
 
 
 def _tar(*members):

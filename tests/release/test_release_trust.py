@@ -10,14 +10,17 @@ from datetime import UTC, datetime
 
 import pytest
 import release_samples as samples
-from release_registries import PASSWORD, USER, auth_of, command, watched
-from test_release_registry import NOBODY, QUICK
+from release_registries import NOBODY, PASSWORD, QUICK, USER, auth_of, command, watched
 
+from pipeline.contract.digest import sha256_bytes
+from pipeline.contract.errors import PublishError
 from pipeline.contract.exits import Exit
 from pipeline.contract.verdict import Verdict
-from pipeline.release import attach, contents, errors, media, sbom, sign
-from pipeline.release.referrers import add_to_list
-from pipeline.release.registry import Registry
+from pipeline.registry.client import Registry
+from pipeline.registry.descriptors import Descriptor, Manifest
+from pipeline.registry.errors import RegistryError
+from pipeline.release import attach, contents, faults, media, sbom, sign
+from pipeline.release.examine import examine
 from pipeline.release.seal import seal
 from pipeline.release.sign import Signer
 
@@ -132,7 +135,7 @@ def test_what_was_moved_here_from_another_image_does_not_count(plain, keys, pipe
         seal(registry, sample.reference, everything(sample, "sbom"), Signer(str(private)))
         seal(registry, other.reference, [attach.sbom(SBOM)], Signer(str(private)))
         for one in registry.referrers("trust/moved", other.reference.digest):
-            add_to_list(registry, "trust/moved", sample.reference.digest, [one])
+            registry._add_to_list("trust/moved", sample.reference.digest, [one])
     found = states(pipeline("attest", "verify", sample.reference, "--key", public, "--json"))
     assert found["sbom"][0] == "wrong" and f"it is of {other.reference.digest}" in found["sbom"][1]
     assert {state for name, (state, _) in found.items() if name != "sbom"} == {"ok"}
@@ -154,6 +157,92 @@ def test_junk_among_the_attachments_is_an_answer_and_no_traceback(plain, pipelin
     assert found["verdict"][0] == found["sbom"][0] == "wrong" and found["autotune"][0] == "missing"
 
 
+DEEP = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
+
+
+def changed(value, name, new):
+    return json.dumps({**value, name: new}).encode()
+
+
+@pytest.mark.parametrize("kind", ["verdict", "autotune", "sbom"])
+def test_what_an_attacker_pushes_is_an_answer_and_no_traceback(kind, plain, tmp_path):
+    """Every field of every attachment with every kind of value, and what is no JSON at all."""
+    values = [5, None, [], {}, [[]], "", "x" * 1000, 1e308, True, [5], {"a": []}]
+    with Hostile(plain.host, NOBODY, QUICK) as registry:
+        registry.attachment, registry.subject = attach.Attachment("", "", b"", ""), ""
+        sample = samples.push(registry, f"trust/hostile-{kind}", tmp_path)
+        registry.subject = sample.reference.digest
+        right = {"verdict": attach.verdict(sample.verdict).content, "autotune": sample.autotune, "sbom": SBOM}[kind]
+        whole = json.loads(right)
+        contents = [changed(whole, name, new) for name in whole for new in values]
+        contents += [b"", b"\xff", b"[" * 100_000, DEEP, b"9" * 10_000, b'{"schema": NaN}', b'"text"', b"null"]
+        made = {"verdict": (media.VERDICT, media.VERDICT_JSON), "sbom": (media.CYCLONEDX,) * 2,
+                "autotune": (media.AUTOTUNE, "application/json")}[kind]  # fmt: skip
+        for content in contents:
+            if json_or_none(content) == whole:
+                continue
+            registry.attachment = attach.Attachment(*made, content, "hostile")
+            found = examine(registry, sample.reference)
+            states = {answer.name: answer.state for answer in found.answers}
+            assert states["provenance"] == "ok" and not found.complete
+            said = json_or_none(content)
+            bound = ("key", "result", "level", "config_digest", "cache_diff_id", "manifest_sha256")
+            if kind == "verdict" and not (isinstance(said, dict) and all(said.get(n) == whole[n] for n in bound)):
+                assert states["verdict"] == "wrong", content[:200]
+
+
+class Hostile(Registry):
+    """The registry, with one attachment that it gives out without a push."""
+
+    attachment: attach.Attachment
+    subject: str
+
+    def lie(self):
+        layer = Descriptor.of(self.attachment.content, self.attachment.media_type).to_json()
+        value = {"artifactType": self.attachment.artifact_type, "layers": [layer], "subject": {"digest": self.subject}}
+        return Manifest.of(json.dumps(value).encode())
+
+    def referrers(self, repository, digest, artifact_type=None):
+        found = self.lie().descriptor()
+        return (found,) if artifact_type in (None, found.artifact_type) else ()
+
+    def manifest(self, repository, reference):
+        return self.lie() if reference == self.lie().digest else super().manifest(repository, reference)
+
+    def blob(self, repository, digest, *, limit=1 << 26):
+        content = self.attachment.content
+        return content if digest == f"sha256:{sha256_bytes(content)}" else super().blob(repository, digest, limit=limit)
+
+
+def json_or_none(content):
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+
+
+@pytest.mark.parametrize("change", [
+    {"config": 5}, {"layers": 5}, {"annotations": 5}, {"annotations": [1]}, {"config": {"digest": 5}}, {"layers": [5]},
+    {"config": {"mediaType": "x", "digest": "sha256:" + "0" * 64, "size": 1e400}},
+])  # fmt: skip
+def test_a_hostile_image_is_one_error_of_publishing(change, plain, tmp_path):
+    with Registry(plain.host, NOBODY, QUICK) as registry:
+        sample = samples.push(registry, "trust/hostile-image", tmp_path)
+        real = registry.manifest
+
+        def lie(repository, digest):
+            found = real(repository, digest)
+            return replace(found, body=json.dumps({**found.json(), **change}).encode()) if found else None
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(registry, "manifest", lie)
+            try:
+                found = examine(registry, sample.reference)
+            except PublishError:
+                return
+    assert not found.complete
+
+
 @pytest.mark.parametrize(
     ("words", "code", "what"),
     [
@@ -173,7 +262,7 @@ def test_annotations_that_do_not_come_back_fail(faulty, tmp_path):
     with Registry(faulty.host, NOBODY, QUICK) as registry:
         sample = samples.push(registry, "trust/lost", tmp_path)
         attach.check_annotations(registry, "trust/lost", sample.reference.digest, {})
-        with pytest.raises(errors.AnnotationsLost, match="without a, c") as caught:
+        with pytest.raises(faults.AnnotationsLost, match="without a, c") as caught:
             attach.check_annotations(registry, "trust/lost", sample.reference.digest, {"a": "b", "c": "d"})
         assert caught.value.exit_code == Exit.PUBLISH and "containerd" in caught.value.hint
 
@@ -183,15 +272,15 @@ def test_signing_says_what_is_wrong(plain, keys, tmp_path, monkeypatch):
     with Registry(plain.host, NOBODY, QUICK) as registry:
         sample = samples.push(registry, "trust/signing", tmp_path)
         monkeypatch.setenv("COSIGN_PASSWORD", "not the password")
-        with pytest.raises(errors.SigningFailed) as caught:
+        with pytest.raises(faults.SigningFailed) as caught:
             sign.sign(registry, sample.reference, Signer(str(private)))
-        with pytest.raises(errors.KeyUnusable, match="cosign cannot use") as early:
+        with pytest.raises(faults.KeyUnusable, match="cosign cannot use") as early:
             Signer(str(private)).open()
         assert "not the password" not in str(early.value)
         assert "not the password" not in str(caught.value) + "".join(caught.value.details)
-        assert "signature" not in str(registry.tags("trust/signing"))
+        assert registry.resolve("trust/signing", sign.signature_tag(sample.reference.digest)) is None
         monkeypatch.delenv("COSIGN_PASSWORD")
-        with pytest.raises(errors.KeyUnusable, match="COSIGN_PASSWORD is not set"):
+        with pytest.raises(faults.KeyUnusable, match="COSIGN_PASSWORD is not set"):
             Signer(str(private)).check()
         monkeypatch.setenv("COSIGN_PASSWORD", samples.KEY_PASSWORD)
         monkeypatch.setenv("SIGNING_KEY", private.read_text())
@@ -199,7 +288,7 @@ def test_signing_says_what_is_wrong(plain, keys, tmp_path, monkeypatch):
         assert not sign.sign(registry, sample.reference, Signer("env://SIGNING_KEY"))
         assert sign.verify(registry, sample.reference, str(public)) == ""
         monkeypatch.setenv("PATH", str(tmp_path))
-        with pytest.raises(errors.CosignMissing, match="not installed") as missing:
+        with pytest.raises(faults.CosignMissing, match="not installed") as missing:
             Signer("env://SIGNING_KEY").check()
         assert "apt-get install cosign" in missing.value.hint
 
@@ -231,7 +320,7 @@ def test_no_secret_is_seen_by_anyone(guarded, docker_home, keys, tmp_path, monke
     secrets = [PASSWORD, auth, samples.KEY_PASSWORD, *[line for line in key.splitlines() if len(line) > 40]]
     monkeypatch.setenv("SIGNING_KEY", key)
     log = tmp_path / "log"
-    with Registry(guarded.host, patience=QUICK) as registry, watched() as seen:
+    with Registry(guarded.host, policy=QUICK) as registry, watched() as seen:
         sample = samples.push(registry, "trust/secret", tmp_path)
         seal(registry, sample.reference, everything(sample), Signer("env://SIGNING_KEY"), log=log)
         assert sign.verify(registry, sample.reference, str(public)) == ""
@@ -250,7 +339,7 @@ def test_a_registry_that_breaks_while_attaching_leaves_no_tag(faulty, keys, tmp_
     with Registry(faulty.host, NOBODY, QUICK) as registry:
         sample = samples.push(registry, "trust/half", tmp_path)
         faulty.fail(method="PUT", path="manifests/sha256:", status=507)
-        with pytest.raises(errors.RegistryFull):
+        with pytest.raises(RegistryError):
             seal(registry, sample.reference, everything(sample), Signer(str(private)))
         assert [tag for tag in registry.tags("trust/half") if not tag.startswith("sha256-")] == []
         faulty.faults.clear()
@@ -261,7 +350,7 @@ def test_a_registry_that_breaks_while_attaching_leaves_no_tag(faulty, keys, tmp_
 def test_signing_behind_a_password_and_tls(logged_in, trusted, keys, pipeline, tmp_path):
     private, public = keys
     for host in (logged_in.host, trusted.host):
-        with Registry(host, patience=QUICK) as registry:
+        with Registry(host, policy=QUICK) as registry:
             sample = samples.push(registry, "trust/guarded", tmp_path / host)
             seal(registry, sample.reference, everything(sample), Signer(str(private)))
         done = pipeline("attest", "verify", sample.reference, "--key", public, "--json")
@@ -302,7 +391,7 @@ def test_cosign_is_needed_only_for_signatures(plain, pipeline, tmp_path):
 
 
 def test_several_hosts_prove_an_image_of_several_gpus_together():
-    from pipeline.release.descriptors import Manifest
+    from pipeline.registry.descriptors import Manifest
     from pipeline.release.fits import verdict_answer
     from pipeline.release.images import Image
 

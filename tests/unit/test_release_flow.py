@@ -14,10 +14,10 @@ import pytest
 from pipeline.commands import release as command
 from pipeline.contract.errors import BuildError, DockerError, PipelineError, WarmUpError
 from pipeline.daemon import NoEngine
+from pipeline.registry.errors import RegistryError, Unauthorized
 from pipeline.release import flow
 from pipeline.release.ask import Ask, place_from
 from pipeline.release.cells import Cell
-from pipeline.release.errors import Refused, RegistrySilent, Unauthorized
 from pipeline.release.faults import CachesOfAnother, TagsClash
 from pipeline.release.lookup import Shelf, There
 from pipeline.release.names import TemplateInvalid
@@ -122,7 +122,7 @@ def test_a_failing_cell_stops_no_other(stage: Any) -> None:
 
 def test_a_registry_that_takes_nothing_is_told_before_any_work(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.there = {"b": There("t", DIGEST)}
-    monkeypatch.setattr(StubRegistry, "refuses", Refused("read-only", hint="ask its owner"))
+    monkeypatch.setattr(StubRegistry, "refuses", RegistryError("read-only", hint="ask its owner"))
     run = release("a", "b", "c")
     run.run()
     assert (statuses(run), stage.done, run.summary().code) == (["failed", "skipped", "failed"], [], 8)
@@ -158,7 +158,7 @@ def test_what_is_released_is_neither_built_nor_pushed(stage: Any) -> None:
 
 
 def test_a_registry_that_fails_for_one_cell_fails_that_cell(stage: Any) -> None:
-    stage.there = {"a": RegistrySilent("it said nothing"), "b": There("t", DIGEST)}
+    stage.there = {"a": RegistryError("it said nothing"), "b": There("t", DIGEST)}
     run = release("a", "b", "c")
     run.run()
     assert statuses(run) == ["failed", "skipped", "pushed"]

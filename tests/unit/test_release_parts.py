@@ -14,16 +14,16 @@ from cache_samples import manifest
 
 from pipeline.contract.verdict import Verdict, VerdictInvalid
 from pipeline.image.naming import gpu_of, key_of
+from pipeline.registry.client import parallel_map
+from pipeline.registry.errors import ReferenceInvalid
 from pipeline.release.annotate import INPUTS, check_own
 from pipeline.release.ask import Ask, RegistryUnnamed, inputs_of, place_from
 from pipeline.release.cells import Cell
-from pipeline.release.errors import ReferenceInvalid
 from pipeline.release.faults import AnnotationsInvalid, NotReplayed, VerdictsUnreadable
 from pipeline.release.journal import Entry, Journal
 from pipeline.release.names import DEFAULT, Names, TemplateInvalid, check_template, expand, pattern
 from pipeline.release.outcome import Row, Summary
 from pipeline.release.report import rows, show
-from pipeline.release.together import together
 from pipeline.release.verdicts import proofs, read_verdicts
 
 NAMES = Names("Llama-3.1-8B", 2, "0.6.16.post3", "H200", "vLLM", "abcdef0123456789", "fedcba98765432")
@@ -256,6 +256,6 @@ def test_an_interruption_does_not_wait_for_what_runs() -> None:
         if waits:
             threading.Timer(0.2, go.set).start()
         with pytest.raises(type(wanted)):
-            together(work, [0, 1], 2)
+            parallel_map(work, [0, 1], 2)
         assert ended.is_set() == waits
         go.set()

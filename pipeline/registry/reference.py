@@ -1,4 +1,4 @@
-"""Names of what lies in a registry: `[registry/]repository[:tag][@digest]`, as Docker reads them."""
+"""Names of what lies in a registry: `registry/repository[:tag][@digest]`, as Docker reads them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import ipaddress
 import re
 from dataclasses import dataclass, replace
 
-from pipeline.cache.finding import shown
+from .errors import ReferenceInvalid, printable
 
-from .errors import ReferenceInvalid
+DOCKER_HUB = "docker.io"
+_HUB_NAMES = frozenset({DOCKER_HUB, "index.docker.io", "registry-1.docker.io"})
 
 # The grammar of the OCI distribution specification, with Docker's rule for which first part is a host.
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?")
 _REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_LONGEST = 255  # of host and repository together
+_MAX_LENGTH = 255  # of host and repository together
 _HINT = "such as registry.example.com/team/model:tag, or …/model@sha256:<64 hexadecimal digits>"
 
 
@@ -25,7 +26,7 @@ def is_digest(text: str) -> bool:
 
 
 def is_tag(text: str) -> bool:
-    """Whether a text may be a tag."""
+    """Whether a text can be a tag."""
     return _TAG.fullmatch(text) is not None
 
 
@@ -39,6 +40,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def api_host(registry: str) -> str:
+    """The host that answers for a registry's name. Docker Hub's is not the one in its images' names."""
+    return "registry-1.docker.io" if registry in _HUB_NAMES else registry
 
 
 @dataclass(frozen=True)
@@ -55,25 +61,31 @@ class Reference:
         """Read a name; nothing is filled in. Raises `ReferenceInvalid`."""
         rest, at, digest = text.partition("@")
         if at and not is_digest(digest):
-            raise ReferenceInvalid(f"{shown(text)}: {shown(digest)} is not a sha256 digest", hint=_HINT)
+            raise ReferenceInvalid(f"{printable(text)}: {printable(digest)} is not a sha256 digest", hint=_HINT)
         first, slash, path = rest.partition("/")
         named = bool(slash) and ("." in first or ":" in first or first == "localhost")
         registry, path = (first, path) if named else ("", rest)
         repository, colon, tag = path.partition(":")
         if registry and not _HOST.fullmatch(registry):
-            raise ReferenceInvalid(f"{shown(text)}: {shown(registry)} is not a registry's host", hint=_HINT)
-        if not _REPOSITORY.fullmatch(repository) or len(registry) + len(repository) > _LONGEST:
-            raise ReferenceInvalid(f"{shown(text)}: {shown(repository)} is not a repository's name", hint=_HINT)
+            raise ReferenceInvalid(f"{printable(text)}: {printable(registry)} is not a registry's host", hint=_HINT)
+        if not _REPOSITORY.fullmatch(repository) or len(registry) + len(repository) > _MAX_LENGTH:
+            raise ReferenceInvalid(f"{printable(text)}: {printable(repository)} is not a repository's name", hint=_HINT)
         if colon and not is_tag(tag):
-            raise ReferenceInvalid(f"{shown(text)}: {shown(tag)} is not a tag", hint=_HINT)
+            raise ReferenceInvalid(f"{printable(text)}: {printable(tag)} is not a tag", hint=_HINT)
         return Reference(registry, repository, tag, digest)
 
     @staticmethod
     def in_registry(text: str) -> Reference:
-        """Read a name that must name its registry; raise `ReferenceInvalid`."""
+        """Read a name that must name its registry; raise `ReferenceInvalid`.
+
+        Docker Hub has one name here, `docker.io`, and its official images lie below `library/`.
+        """
         found = Reference.parse(text)
         if not found.registry:
-            raise ReferenceInvalid(f"{shown(text)} names no registry", hint=_HINT)
+            raise ReferenceInvalid(f"{printable(text)} names no registry", hint=_HINT)
+        if found.registry in _HUB_NAMES:
+            repository = found.repository if "/" in found.repository else f"library/{found.repository}"
+            return replace(found, registry=DOCKER_HUB, repository=repository)
         return found
 
     @property
@@ -89,13 +101,13 @@ class Reference:
     def at(self, digest: str) -> Reference:
         """The same repository by digest alone; raise `ReferenceInvalid`."""
         if not is_digest(digest):
-            raise ReferenceInvalid(f"{shown(digest)} is not a sha256 digest", hint=_HINT)
+            raise ReferenceInvalid(f"{printable(digest)} is not a sha256 digest", hint=_HINT)
         return replace(self, tag="", digest=digest)
 
     def tagged(self, tag: str) -> Reference:
         """The same repository by tag alone; raise `ReferenceInvalid`."""
         if not is_tag(tag):
-            raise ReferenceInvalid(f"{shown(tag)} is not a tag", hint=_HINT)
+            raise ReferenceInvalid(f"{printable(tag)} is not a tag", hint=_HINT)
         return replace(self, tag=tag, digest="")
 
     def __str__(self) -> str:
