@@ -58,7 +58,7 @@ $(TUNE_VENV)/ready: requirements/image-cpu.txt tests/tune/other-flashinfer $(VEN
 	@touch $@
 
 image: $(VENV)/ready ## build a tuned image: make image MODEL=tiny [TP=2]
-	@$(PIPELINE) image "$$MODEL" $(TUNE_OPTIONS) $(if $(IMAGE),--image "$$IMAGE")
+	@$(PIPELINE) build "$$MODEL" $(TUNE_OPTIONS) $(if $(IMAGE),--image "$$IMAGE")
 
 tune: $(VENV)/ready ## fill the store, without an image: make tune MODEL=tiny [TP=2]
 	@$(PIPELINE) tune "$$MODEL" $(TUNE_OPTIONS)
@@ -67,25 +67,25 @@ plan: $(VENV)/ready ## say what would be tuned: make plan MODEL=tiny [TP=2]
 	@$(PIPELINE) plan "$$MODEL" $(PLAN_OPTIONS)
 
 verify: $(VENV)/ready ## check a finished image: make verify IMAGE=…
-	@$(PIPELINE) verify "$$IMAGE" $(if $(OUT),--out "$$OUT")
+	@$(PIPELINE) verify "$$IMAGE" $(if $(OUT),--output "$$OUT")
 
 release: $(VENV)/ready ## push verified images: make release MODEL=tiny REGISTRY=… (or MATRIX=release.toml)
-	@$(PIPELINE) release $(if $(MODEL),"$$MODEL") $(RELEASE_OPTIONS) $(TUNE_OPTIONS)
+	@$(PIPELINE) release run $(if $(MODEL),"$$MODEL") $(RELEASE_OPTIONS) $(TUNE_OPTIONS)
 
 attest: $(VENV)/ready ## check what proves a pushed image: make attest IMAGE=… [KEY=cosign.pub]
-	@$(PIPELINE) attest verify "$$IMAGE" $(if $(KEY),--key "$$KEY")
+	@$(PIPELINE) attestation verify "$$IMAGE" $(if $(KEY),--key "$$KEY")
 
 cache-push: $(VENV)/ready ## keep an image's caches in a registry: make cache-push IMAGE=… OCI=oci://…
 	@$(PIPELINE) cache push "$$IMAGE" "$$OCI" $(if $(KEY),--sign "$$KEY")
 
 cache-pull: $(VENV)/ready ## get caches from a registry: make cache-pull OCI=oci://… DIR=caches/…
-	@$(PIPELINE) cache pull "$$OCI" "$$DIR" $(if $(KEY),--key "$$KEY")
+	@$(PIPELINE) cache pull "$$OCI" --output "$$DIR" $(if $(KEY),--key "$$KEY")
 
 sync: $(VENV)/ready ## render docker/ and requirements/ from versions.json
-	@$(PIPELINE) sync
+	@$(PIPELINE) versions sync
 
 check: $(VENV)/ready ## prove that every version agrees with versions.json
-	@$(PIPELINE) check
+	@$(PIPELINE) versions check
 
 engine: $(VENV)/ready ## find or start a Docker Engine
 	@$(PIPELINE) daemon up $(if $(STORE),--store "$$STORE")

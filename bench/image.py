@@ -1,4 +1,4 @@
-"""`pipeline image tiny` again with nothing changed, beside the bare cached build of the same stages."""
+"""`pipeline build tiny` again with nothing changed, beside the bare cached build of the same stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.image.caches import collect
 from pipeline.image.contexts import stage_key
 
 PIPELINE = [sys.executable, "-m", "pipeline"]
-IMAGE = [*PIPELINE, "image", "tiny", "--tp", "2", "--image", "tuned-bench/tiny:bench", "--json"]
+IMAGE = [*PIPELINE, "build", "tiny", "--tp", "2", "--image", "tuned-bench/tiny:bench", "--json"]
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
     bare = many(words, env=environ)
     again = many(IMAGE)
     say("bare `docker buildx build` of the same stages, all cached", bare)
-    say("`pipeline image tiny` again, nothing changed", again)
+    say("`pipeline build tiny` again, nothing changed", again)
     say("  ratio of the medians (goal: at most 2)", f"{again.median / bare.median:.2f}")
     say("  peak memory of the host process (goal: under 200 MB)", f"{again.peak / 1e6:.0f} MB")
     say("`pipeline plan tiny`", many([*PIPELINE, "plan", "tiny"]))

@@ -1,4 +1,4 @@
-"""`pipeline check`, cold, and `pipeline audit` on generated trees of 1,000, 10,000 and 50,000 files."""
+"""`versions check`, cold, and `versions audit` on generated trees of 1,000, 10,000 and 50,000 files."""
 
 from __future__ import annotations
 
@@ -89,14 +89,17 @@ def without_byte_code(folder: Path) -> Figures:
 
 def main() -> None:
     """Print medians."""
-    say("pipeline check, cold", many([*_PIPELINE, "check"], runs=15, env=_USER))
+    say("pipeline versions check, cold", many([*_PIPELINE, "versions", "check"], runs=15, env=_USER))
     with tempfile.TemporaryDirectory(prefix="pipeline-bench-") as folder:
-        say("pipeline check, cold, no byte code of ours", without_byte_code(Path(folder)))
+        say("pipeline versions check, cold, no byte code of ours", without_byte_code(Path(folder)))
     say("python -c pass", many([sys.executable, "-c", "pass"], runs=15))
     for size in SIZES:
         with tempfile.TemporaryDirectory(prefix="pipeline-bench-") as folder:
             generate(Path(folder), size)
-            say(f"pipeline audit, {size:,} files", many([*_PIPELINE, "audit", folder], runs=5, env=_USER))
+            say(
+                f"pipeline versions audit, {size:,} files",
+                many([*_PIPELINE, "versions", "audit", folder], runs=5, env=_USER),
+            )
 
 
 if __name__ == "__main__":

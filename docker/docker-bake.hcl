@@ -1,4 +1,4 @@
-# Rendered from templates/docker-bake.hcl.j2 and versions.json by `pipeline sync`; edit those.
+# Rendered from templates/docker-bake.hcl.j2 and versions.json by `pipeline versions sync`; edit those.
 #
 #   docker buildx bake -f docker/docker-bake.hcl -f versions.json [--print] [TARGET]
 #

@@ -2,89 +2,123 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import signal
-import sys
-
-
-def _leave(_signal: int, _frame: object) -> None:
-    """Ctrl-C while the modules below are read: nothing has been started."""
-    os._exit(130)
-
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, _leave)
-    gc.set_threshold(50_000)  # what follows are imports, which leave nothing to collect
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while the modules below are read: nothing has been started
 
 import argparse
+import difflib
 import errno
 import importlib
 import io
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 
-from . import log
-from .commands import COMMANDS
+from . import __version__, log
+from .commands import COMMANDS, Command, Group, commands
 from .contract.commandline import Parser
 from .contract.errors import PipelineError, UsageError
 from .contract.exits import MEANING, Exit
 
 
-class _Formatter(argparse.HelpFormatter):
-    """argparse's own, which is made for every argument and looks for the terminal's width by a slow import."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=_columns() - 2)
-
-
-def _columns() -> int:
-    """The width of the terminal, as `shutil.get_terminal_size` has it."""
-    try:
-        given = int(os.environ.get("COLUMNS", "0"))
-        if given > 0 or sys.__stdout__ is None:
-            return given or 80
-        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80
-    except (ValueError, OSError):
-        return 80
-
-
-def _parser(words: list[str]) -> argparse.ArgumentParser:
-    """All commands, or the one that is called: the help of the others is text that nobody sees then."""
-    chosen = _chosen(words)
+def parser_for(words: Sequence[str]) -> Parser:
+    """The parser of `pipeline`. Only the command that `words` name has its arguments: no other module is imported."""
     codes = ", ".join(f"{code.value} {meaning}" for code, meaning in MEANING.items())
-    parser = Parser(
+    top = Parser(
         prog="pipeline",
-        description="Tune FlashInfer kernels once, at image build, and bake the verified cache into the last layer.",
+        description="Make an inference server's first start once, at image build, and bake the verified caches into "
+        "the image's last layers.",
         epilog=f"Exit codes: {codes}.",
-        allow_abbrev=False,
-        formatter_class=_Formatter,
     )
-    # With `prog` argparse need not lay out a usage line for it.
-    sub = parser.add_subparsers(prog="pipeline", dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    for name in [chosen] if chosen is not None and words[0] == chosen else COMMANDS:
-        module, line = COMMANDS[name]
-        one = sub.add_parser(name, help=line, description=line, allow_abbrev=False, formatter_class=_Formatter)
-        if name == chosen:
-            importlib.import_module(f"pipeline.commands.{module}").configure(one)
-    return parser
+    top.add_argument("--version", action="version", version=f"pipeline {__version__}")
+    _add_verbosity(top)
+    _add_commands(top, COMMANDS, [word for word in words if not word.startswith("-")])
+    return top
 
 
-def _chosen(words: list[str]) -> str | None:
-    return next((word for word in words if not word.startswith("-")), None)
+def _add_commands(parser: Parser, known: Mapping[str, Command | Group], named: Sequence[str]) -> None:
+    parser.set_defaults(parser=parser)  # the innermost one: its help is shown where no command is named
+    actions = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", title="commands", parser_class=Parser)
+    for name, one in known.items():
+        described = _sentence(one.help) if isinstance(one, Group) else _described(f"{parser.prog} {name}", one)
+        inner = actions.add_parser(
+            name, help=one.help, description=described, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        _add_verbosity(inner)
+        if named[:1] != [name]:
+            continue
+        if isinstance(one, Group):
+            _add_commands(inner, one.commands, named[1:])
+        else:
+            _function(one, "configure")(inner)
+            inner.set_defaults(parser=inner, execute=_function(one, "execute"))
 
 
-def _unknown(words: list[str]) -> None:
-    chosen = _chosen(words)
-    if chosen is not None and chosen not in COMMANDS:
-        import difflib
+def _add_verbosity(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    for short, name, level, line in (
+        ("-v", "--verbose", log.VERBOSE, "say more, and where an error was raised"),
+        ("-q", "--quiet", log.QUIET, "say nothing on stderr but warnings and errors"),
+    ):
+        group.add_argument(
+            short, name, dest="verbosity", action="store_const", const=level, default=argparse.SUPPRESS, help=line
+        )
 
-        near = difflib.get_close_matches(chosen, COMMANDS, n=1)
-        hint = f"did you mean `pipeline {near[0]}`?" if near else f"commands: {', '.join(COMMANDS)}"
-        raise UsageError(f"there is no command {chosen!r}", hint=hint)
+
+def _described(name: str, command: Command) -> str:
+    """One line, then the examples: `--help` begins with what can be copied."""
+    return "\n".join(
+        [_sentence(command.help), "", "examples:", *(f"  {name} {words}".rstrip() for words in command.examples)]
+    )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _function(command: Command, what: str) -> Callable[..., int]:
+    module, _, name = command.module.partition(":")
+    found: Callable[..., int] = getattr(
+        importlib.import_module(f"pipeline.commands.{module}"), f"{what}_{name}" if name else what
+    )
+    return found
+
+
+def _refuse_unknown(words: Sequence[str]) -> None:
+    """Raise `UsageError` for a command that does not exist, with the one that was meant."""
+    known: Mapping[str, Command | Group] = COMMANDS
+    path: list[str] = []
+    for word in (word for word in words if not word.startswith("-")):
+        one = known.get(word)
+        if one is None:
+            elsewhere = {name[-1]: name for name, _ in commands()}
+            near = difflib.get_close_matches(word, [*known, *elsewhere], n=1)
+            meant = (*path, near[0]) if near and near[0] in known else elsewhere[near[0]] if near else ()
+            hint = f"did you mean `pipeline {' '.join(meant)}`?" if meant else f"commands: {', '.join(known)}"
+            raise UsageError(f"there is no command {' '.join([*path, word])!r}", hint=hint)
+        if isinstance(one, Command):
+            return
+        path, known = [*path, word], one.commands
+
+
+def _run(words: Sequence[str]) -> int:
+    _refuse_unknown(words)
+    arguments, unknown = parser_for(words).parse_known_args(words)
+    parser: Parser = arguments.parser
+    if unknown:
+        parser.refuse(unknown)
+    log.set_level(getattr(arguments, "verbosity", log.NORMAL))
+    if not hasattr(arguments, "execute"):
+        parser.print_help()
+        return int(Exit.OK)
+    return int(arguments.execute(arguments))
 
 
 def main(words: list[str] | None = None) -> int:
     """Run one command and return its exit code; the only place that turns errors into codes."""
-    words = sys.argv[1:] if words is None else words
 
     def interrupted(_signal: int, _frame: object) -> None:
         raise KeyboardInterrupt
@@ -93,32 +127,31 @@ def main(words: list[str] | None = None) -> int:
     for sign in (signal.SIGINT, signal.SIGTERM):  # a CI job is cancelled with SIGTERM: same clean way out
         signal.signal(sign, interrupted)
     try:
-        _unknown(words)
-        arguments = _parser(words).parse_args(words)
-        module = importlib.import_module(f"pipeline.commands.{COMMANDS[arguments.command][0]}")
-        code = int(module.execute(arguments))
+        code = _run(sys.argv[1:] if words is None else words)
         sys.stdout.flush()
     except PipelineError as error:
+        if log.is_verbose():
+            traceback.print_exc()
         log.fail(error)
         return int(error.exit_code)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is cleaned up: a second Ctrl-C has nothing to end
-        log.note("interrupted")
+        log.line("interrupted")
         return int(Exit.INTERRUPTED)
     except BrokenPipeError:
         # The reader of our stdout has gone (`| head`): nothing is wrong, and nothing more can be said there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(Exit.OK)
     except OSError as error:
-        if error.errno not in _NOT_OURS:
+        if error.errno not in _SURROUNDINGS:
             raise
         log.fail(_unusable(error))
         return int(Exit.USAGE)
     return code
 
 
-# What a disk, a mount or a permission may answer to any write of ours.
-_NOT_OURS = {
+# What a disk, a mount or a permission may answer to any write.
+_SURROUNDINGS = {
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOENT, errno.EISDIR,
     errno.EIO, errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST,
 }  # fmt: skip
@@ -130,7 +163,7 @@ def _unusable(error: OSError) -> UsageError:
     where = error.filename if isinstance(error.filename, str) else "a file or standard output"
     return UsageError(
         f"{where}: {error.strerror}",
-        hint=f"check free space and permissions; what is kept lies in {cache_home()}, and XDG_CACHE_HOME moves it",
+        hint=f"check free space and permissions; the cache folder is {cache_home()}, and XDG_CACHE_HOME moves it",
     )
 
 

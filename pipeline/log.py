@@ -1,4 +1,4 @@
-"""What people see: steps with times, notes and warnings, all on stderr. stdout is data and belongs to commands.
+"""What a user sees: steps with times, notes and warnings, all on stderr. stdout is data and belongs to commands.
 
 Standard library only, so that the image carries it too.
 """
@@ -13,7 +13,20 @@ from contextlib import contextmanager
 
 from .contract.errors import PipelineError
 
+QUIET, NORMAL, VERBOSE = -1, 0, 1
 _COLOURS = {"dim": "2", "red": "31", "green": "32", "yellow": "33", "bold": "1"}
+_level = NORMAL
+
+
+def set_level(level: int) -> None:
+    """Choose what is shown: `QUIET` only warnings and errors, `VERBOSE` also details."""
+    global _level  # noqa: PLW0603 - one process has one stderr
+    _level = level
+
+
+def is_verbose() -> bool:
+    """Whether details are shown."""
+    return _level >= VERBOSE
 
 
 def _paint(text: str, colour: str) -> str:
@@ -23,8 +36,9 @@ def _paint(text: str, colour: str) -> str:
 
 
 def line(text: str) -> None:
-    """Write a line as it is. A stderr that takes nothing more (its reader has left, a disk is full) ends no work of
-    hours, and does not pass for one that ended well.
+    """Write a line as it is.
+
+    A stderr that takes nothing more (its reader has left, a disk is full) must not end work that took hours.
     """
     if sys.stderr is None:
         return
@@ -35,22 +49,33 @@ def line(text: str) -> None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - for the process's whole life
 
 
+def _say(text: str) -> None:
+    if _level > QUIET:
+        line(text)
+
+
 @contextmanager
 def step(title: str) -> Iterator[None]:
     """Announce a step, and on leaving it say how long it took or that it failed."""
-    line(f"{_paint('→', 'bold')} {title}")
+    _say(f"{_paint('→', 'bold')} {title}")
     began = time.monotonic()
     try:
         yield
     except BaseException:
         line(f"{_paint('✗', 'red')} {title} {_paint(f'{time.monotonic() - began:.1f}s', 'dim')}")
         raise
-    line(f"{_paint('✓', 'green')} {title} {_paint(f'{time.monotonic() - began:.1f}s', 'dim')}")
+    _say(f"{_paint('✓', 'green')} {title} {_paint(f'{time.monotonic() - began:.1f}s', 'dim')}")
 
 
 def note(text: str) -> None:
     """Say something worth knowing."""
-    line(f"  {text}")
+    _say(f"  {text}")
+
+
+def detail(text: str) -> None:
+    """Say something that only `--verbose` shows."""
+    if is_verbose():
+        line(f"  {_paint(text, 'dim')}")
 
 
 def warn(text: str) -> None:
@@ -69,8 +94,8 @@ def stop(message: str, hint: str = "") -> None:
 
 def fail(error: PipelineError) -> None:
     """Show an expected failure: details, one clear line, a hint, the log's path."""
-    for detail in error.details:
-        line(f"    {detail}")
+    for detail_line in error.details:
+        line(f"    {detail_line}")
     if os.environ.get("GITHUB_ACTIONS") == "true":
         line(f"::error::{error.message}")
     stop(error.message, error.hint)

@@ -1,29 +1,190 @@
-"""The commands of `pipeline`, one module each, imported only when asked for.
+"""The commands of `pipeline`: their names, what each does in one line, and examples that run as they stand.
 
-A command module has two functions: `configure(parser)` adds its arguments, `execute(arguments)` does the work
-and returns an exit code. Nothing is imported at module level that costs time which another command need not pay.
+`COMMANDS` is the tree. A command names the module below `pipeline.commands` that has its two functions:
+`configure(parser)` adds arguments, `execute(arguments)` does the work and returns an exit code. `module:name` means
+`configure_name` and `execute_name` of a module that has several commands. A module is imported only when its command
+is called.
 """
 
 from __future__ import annotations
 
-# name -> (module below pipeline.commands, one line for `pipeline --help`)
-COMMANDS: dict[str, tuple[str, str]] = {
-    "image": ("image", "build a tuned image of a model, end to end"),
-    "plan": ("plan", "say what would be tuned for a model"),
-    "tune": ("tune", "fill the host's store with a tuned cache, without building the image"),
-    "retune": ("retune", "tune a tuned image again, and replace only its cache layer"),
-    "graft": ("graft", "add a tuned cache to an image without building it"),
-    "verify": ("verify", "check a finished image: nothing is tuned again"),
-    "release": ("release", "push verified images of a matrix to a registry, with what proves them"),
-    "explain": ("explain", "say whether a cache would be used here, and if not, why"),
-    "cache": ("cache", "list, compare, merge, export and prune tuned caches"),
-    "attest": ("attest", "check what proves an image in a registry: signature, provenance, SBOM, verdict"),
-    "sync": ("sync", "render docker/ and requirements/ from versions.json"),
-    "check": ("check", "prove that every version agrees with versions.json"),
-    "bump": ("bump", "move a version, and everything that is tied to it"),
-    "where": ("where", "list every place that a version reaches"),
-    "audit": ("audit", "find versions that disagree in a repository that is not built this way"),
-    "args": ("args", "print the ARGs of Dockerfiles as BuildKit reads them"),
-    "pins": ("pins", "print the requirements of requirements files"),
-    "daemon": ("daemon", "find, start, stop or remove a Docker Engine"),
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: its module, one line for help, and examples (what stands behind `pipeline NAME`)."""
+
+    module: str
+    help: str
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Commands below one name."""
+
+    help: str
+    commands: Mapping[str, Command]
+
+
+COMMANDS: Mapping[str, Command | Group] = {
+    "build": Command(
+        "build",
+        "build a tuned image of a model: plan, warm up, bake, verify, tag",
+        (
+            "tiny",
+            "llama-3.1-8b --tp 1 --base-image vllm/vllm-openai:latest --gpus 0",
+            "tiny --retune",
+            "tiny --cache caches/h200",
+        ),
+    ),
+    "plan": Command(
+        "plan",
+        "say what would be tuned for a model",
+        ("tiny", "llama-3.1-8b --tp 2 --arch 90a", "DeepSeek-V3 --tp 8 --ep 8 --arch 90a -o plan.json"),
+    ),
+    "tune": Command(
+        "tune",
+        "tune into the host's store, without an image",
+        ("tiny", "llama-3.1-8b --tp 2 --strategy sharded"),
+    ),
+    "verify": Command(
+        "verify",
+        "check a finished image: nothing is tuned again",
+        ("tuned/tiny:1", "tuned/tiny:1 --level static -o verdict.json"),
+    ),
+    "explain": Command(
+        "explain",
+        "say whether a cache would be used here, and if not, why",
+        ("tuned/tiny:1", "tuned/tiny:1 --live", "autotune_configs.json --env record.json"),
+    ),
+    "cache": Group(
+        "list, compare, merge, move and remove tuned caches",
+        {
+            "ls": Command(
+                "cache.files:ls",
+                "list caches in the host's store or at a location",
+                ("", "tuned/tiny:1", "oci://registry.example.com/caches:h200"),
+            ),
+            "diff": Command(
+                "cache.files:diff",
+                "compare two caches; exit 3 where they differ",
+                ("caches/monday caches/tuesday", "tuned/tiny:1 tuned/tiny:2"),
+            ),
+            "merge": Command(
+                "cache.files:merge",
+                "merge caches into one; the same key with other contents is refused",
+                ("caches/h100 caches/h200 -o caches/both", "rank_0.json rank_1.json -o autotune_configs.json"),
+            ),
+            "add": Command(
+                "cache.add",
+                "add caches to an image, a layer each, without building it",
+                ("tuned/tiny:1 caches/h200 --image tuned/tiny:2",),
+            ),
+            "export": Command(
+                "cache.files:export",
+                "copy caches into a new directory",
+                ("tuned/tiny:1 -o caches/tiny", "oci://registry.example.com/caches:h200 -o caches/h200"),
+            ),
+            "push": Command(
+                "cache.registry:push",
+                "push caches to a registry, checked first",
+                (
+                    "tuned/tiny:1 oci://registry.example.com/caches:tiny",
+                    "caches/h200 oci://registry.example.com/caches:h200 --sign cosign.key",
+                ),
+            ),
+            "pull": Command(
+                "cache.registry:pull",
+                "pull caches from a registry into a new directory, checked",
+                (
+                    "oci://registry.example.com/caches:h200 -o caches/h200",
+                    "oci://registry.example.com/caches:h200 -o caches/h200 --key cosign.pub",
+                ),
+            ),
+            "rm": Command(
+                "cache.store",
+                "remove caches from the host's store",
+                ("--older-than 30 --dry-run", "--unused", "--max-size 2G"),
+            ),
+        },
+    ),
+    "release": Group(
+        "push verified images to a registry, with signatures and attestations",
+        {
+            "run": Command(
+                "release",
+                "build, verify, push, attest, sign and tag each cell",
+                (
+                    "tiny --registry localhost:5000",
+                    "--matrix release.toml --sign cosign.key",
+                    "--matrix release.toml --dry-run",
+                ),
+            ),
+        },
+    ),
+    "attestation": Group(
+        "signatures and attestations of images in a registry",
+        {
+            "verify": Command(
+                "attestation",
+                "check signature, provenance, SBOM, autotune manifest and verdict",
+                ("registry.example.com/team/tuned:1 --key cosign.pub",),
+            ),
+        },
+    ),
+    "versions": Group(
+        "one source of versions",
+        {
+            "check": Command(
+                "versions.check", "prove that every version agrees with versions.json", ("", "--fix", "--format github")
+            ),
+            "sync": Command("versions.sync", "render docker/ and requirements/ from versions.json", ("",)),
+            "bump": Command(
+                "versions.bump",
+                "move a version, and everything that is tied to it",
+                ("FLASHINFER_VERSION=0.7.4 --dry-run", "--latest TORCH_VERSION"),
+            ),
+            "usages": Command("versions.usages", "list every place that a version reaches", ("FLASHINFER_VERSION",)),
+            "args": Command(
+                "versions.args", "print the ARGs of Dockerfiles as BuildKit reads them", ("docker/Dockerfile",)
+            ),
+            "pins": Command(
+                "versions.pins", "print the requirements of requirements files", ("requirements/host.txt",)
+            ),
+            "audit": Command(
+                "versions.audit", "find versions that disagree in a repository that is not built this way", (".",)
+            ),
+        },
+    ),
+    "daemon": Group(
+        "find, start, stop and remove a Docker Engine",
+        {
+            "up": Command(
+                "daemon:up",
+                "use the Docker Engine that answers, else install and start a private one (root, Debian)",
+                ("", "--store containerd"),
+            ),
+            "status": Command(
+                "daemon:status", "say which Docker Engine answers; exit 4 when none does", ("", "--json")
+            ),
+            "down": Command("daemon:down", "stop the private Docker Engine; its images stay", ("",)),
+            "remove": Command(
+                "daemon:remove",
+                "stop the private Docker Engine and remove what `up` installed: packages, apt source and pin",
+                ("", "--data"),
+            ),
+        },
+    ),
 }
+
+
+def commands() -> Iterator[tuple[tuple[str, ...], Command]]:
+    """Every command with the words that call it."""
+    for name, one in COMMANDS.items():
+        if isinstance(one, Command):
+            yield (name,), one
+        else:
+            yield from (((name, inner), command) for inner, command in one.commands.items())

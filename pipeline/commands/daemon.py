@@ -1,4 +1,4 @@
-"""`pipeline daemon`: find, start, stop, describe or remove a Docker Engine."""
+"""`pipeline daemon up|status|down|remove`: find, start, stop, describe or remove a Docker Engine."""
 
 from __future__ import annotations
 
@@ -13,45 +13,61 @@ if TYPE_CHECKING:
     from pipeline.daemon import Status
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `daemon`."""
-    actions = parser.add_subparsers(dest="action", metavar="up|status|down|remove", required=True)
-    up = actions.add_parser(
-        "up", help="use the engine that answers, else install and start a private one (root, Debian)"
-    )
-    up.add_argument(
+def configure_up(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `daemon up`."""
+    parser.add_argument(
         "--store",
         choices=("classic", "containerd"),
         help="image store (default: as at the last start, at first classic)",
     )
-    status = actions.add_parser("status", help="say which engine answers; exit 4 when none does")
-    status.add_argument("--json", action="store_true", help="as JSON on stdout")
-    status.add_argument("--size", action="store_true", help="measure what the private engine takes on disk")
-    actions.add_parser("down", help="stop the private engine; its images stay")
-    remove = actions.add_parser(
-        "remove", help="stop the private engine and remove what `up` installed: packages, apt source and pin"
-    )
-    remove.add_argument("--data", action="store_true", help="delete its images and build cache too")
 
 
-def execute(arguments: argparse.Namespace) -> int:
-    """Run the action."""
+def execute_up(arguments: argparse.Namespace) -> int:
+    """Print the address of the Docker Engine that answers now."""
+    from pipeline import daemon
+
+    print(f"DOCKER_HOST={daemon.up(arguments.store).host}")
+    return int(Exit.OK)
+
+
+def configure_status(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `daemon status`."""
+    parser.add_argument("--json", action="store_true", help="as JSON on stdout")
+    parser.add_argument("--size", action="store_true", help="measure what the private engine takes on disk")
+
+
+def execute_status(arguments: argparse.Namespace) -> int:
+    """Describe the Docker Engine that answers, and the private one; exit 4 when none answers."""
+    from pipeline import daemon
+
+    found = daemon.status(count=arguments.size)
+    print(json.dumps(asdict(found), indent=2) if arguments.json else "\n".join(_lines(found)))
+    return int(Exit.OK if found.engine else Exit.NO_DOCKER)
+
+
+def configure_down(_parser: argparse.ArgumentParser) -> None:
+    """`daemon down` has no arguments."""
+
+
+def execute_down(_arguments: argparse.Namespace) -> int:
+    """Stop the private Docker Engine, if it runs."""
     from pipeline import daemon, log
 
-    if arguments.action == "up":
-        print(f"DOCKER_HOST={daemon.up(arguments.store).host}")
-    elif arguments.action == "down":
-        log.note("private engine stopped" if daemon.down() else "no private engine was running")
-    elif arguments.action == "remove":
-        for line in daemon.remove(data=arguments.data) or ("there was nothing to remove",):
-            log.note(line)
-    else:
-        found = daemon.status(count=arguments.size)
-        if arguments.json:
-            print(json.dumps(asdict(found), indent=2))
-        else:
-            print("\n".join(_lines(found)))
-        return int(Exit.OK if found.engine else Exit.NO_DOCKER)
+    log.note("private engine stopped" if daemon.down() else "no private engine was running")
+    return int(Exit.OK)
+
+
+def configure_remove(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `daemon remove`."""
+    parser.add_argument("--data", action="store_true", help="delete its images and build cache too")
+
+
+def execute_remove(arguments: argparse.Namespace) -> int:
+    """Undo what `daemon up` installed."""
+    from pipeline import daemon, log
+
+    for line in daemon.remove(data=arguments.data) or ("there was nothing to remove",):
+        log.note(line)
     return int(Exit.OK)
 
 

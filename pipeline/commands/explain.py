@@ -1,4 +1,4 @@
-"""`pipeline explain FILE|DIR|IMAGE`: would this cache be used here, and if not, why?"""
+"""`pipeline explain LOCATION`: would this cache be used here, and if not, why?"""
 
 from __future__ import annotations
 
@@ -8,18 +8,31 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.commands.locations import METAVAR
 from pipeline.contract.bounds import seconds
 from pipeline.contract.commandline import path
+from pipeline.contract.errors import CacheRefused, UsageError
 from pipeline.contract.exits import Exit
 
 if TYPE_CHECKING:
+    from docker.models.images import Image
+
+    from docker import DockerClient
     from pipeline.cache.environment import Environment
     from pipeline.cache.explain import Explanation
+    from pipeline.contract.record import Record
+
+_NAMES = ("autotune_config", "rank_")  # how FlashInfer, vLLM and SGLang name their files
+_MOST = 10_000
+
+
+class RecordUnread(CacheRefused):
+    """The environment record of an image could not be read in a container of it."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `explain`."""
-    parser.add_argument("target", metavar="FILE|DIR|IMAGE", help="a cache file, a cache root or key, or an image")
+    parser.add_argument("target", metavar=METAVAR, help="a cache file, a cache root or key, an image, or a registry")
     parser.add_argument(
         "--env", type=path, metavar="RECORD.json", help="compare with this record (FlashInfer's flat _metadata)"
     )
@@ -31,18 +44,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Explain; 0 where the cache would be used, 7 where it would not."""
     from pipeline.cache.environment import read_environment
-    from pipeline.commands._caches import looks_like_path
-    from pipeline.contract.errors import UsageError
+    from pipeline.commands.locations import locate
 
     if arguments.env is not None and arguments.live:
         raise UsageError("--env and --live exclude each other", hint="give one of them")
     environment = read_environment(arguments.env) if arguments.env is not None else None
-    if looks_like_path(arguments.target):
-        if arguments.live:
-            raise UsageError("--live needs an IMAGE, and a path was given", hint="or give the record with --env")
-        found = _explain_path(Path(arguments.target), environment)
-    else:
+    location = locate(arguments.target)
+    if arguments.live and location.kind != "image":
+        raise UsageError(f"--live needs an IMAGE, not a {location.kind}", hint="or give the record with --env")
+    if location.kind == "path":
+        found = _explain_path(location.path, environment)
+    elif location.kind == "image":
         found = _explain_image(arguments.target, environment, arguments)
+    else:
+        from pipeline.cache.explain import explain_tree
+        from pipeline.cache.tree import walk
+        from pipeline.commands.locations import opened
+
+        with opened(arguments.target) as root:
+            found = explain_tree(walk(root), environment or here(), baked=False)
     if arguments.json:
         print(json.dumps(found.to_json(), indent=2))
     else:
@@ -52,14 +72,12 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _explain_path(path: Path, environment: Environment | None) -> Explanation:
     from pipeline.cache.explain import combine, explain_file, explain_tree
-    from pipeline.commands._caches import here, loose_files
     from pipeline.contract.places import CACHE_FILE
 
     environment = environment or here()
     if not path.is_dir():
         return explain_file(path, environment)
     from pipeline.cache.tree import Tree, find_keys, read_key, walk
-    from pipeline.contract.errors import CacheRefused
     from pipeline.contract.key import Key
 
     root = path.resolve()
@@ -87,7 +105,7 @@ def _explain_image(name: str, environment: Environment | None, arguments: argpar
     from pipeline.cache.environment import from_record
     from pipeline.cache.explain import explain_tree
     from pipeline.cache.tree import walk
-    from pipeline.commands._caches import here, image_in_engine, live_record, unpacked
+    from pipeline.commands.locations import image_in_engine, unpacked
 
     with image_in_engine(name) as (client, image), unpacked(client, image) as root:
         tree = walk(root)
@@ -96,3 +114,62 @@ def _explain_image(name: str, environment: Environment | None, arguments: argpar
             record = live_record(client, image, gpus=gpus, max_wait=arguments.startup_max_wait)
             environment = from_record(record, f"a container of {name}")
         return explain_tree(tree, environment or here(), baked=True)
+
+
+def live_record(client: DockerClient, image: Image, *, gpus: bool, max_wait: float) -> Record:
+    """Read the whole record in a started container of the image, with all GPUs where `gpus`.
+
+    Raises `RecordUnread` with the last lines of what it said, or `ContainerTooSlow`.
+    """
+    from docker.errors import APIError
+
+    from pipeline.contract.places import ENV_WORKSPACE
+    from pipeline.contract.record import Record
+    from pipeline.daemon import find
+    from pipeline.image.contain import Sandbox, run_to_end
+    from pipeline.image.gpus import NO_GPUS, offered
+
+    engine = find()
+    sandbox = Sandbox(
+        environment={ENV_WORKSPACE: "/tmp/workspace"},  # noqa: S108 - in the container
+        gpus=offered(engine) if gpus and engine is not None else NO_GPUS,
+    )
+    command = ["python3", "-m", "pipeline.tune.record"]
+    try:
+        ended = run_to_end(client, str(image.id), command, sandbox, max_wait=max_wait)
+    except APIError as error:  # no python3 in it, or no GPU for it
+        raise RecordUnread(f"the container did not start: {error.explanation or error}") from error
+    try:
+        return Record.from_json(json.loads(ended.stdout.strip().splitlines()[-1])["record"])
+    except (LookupError, ValueError, TypeError, CacheRefused) as error:
+        raise RecordUnread(
+            f"the record could not be read in the container (exit code {ended.status})",
+            details=ended.stderr,
+            hint="the image must carry /opt/pipeline, torch and FlashInfer",
+        ) from error
+
+
+def here() -> Environment:
+    """As much of this host's environment as is known without torch: the processor, and the GPU's name by NVML."""
+    from pipeline.cache.environment import Environment
+    from pipeline.start.check import read_cpu
+    from pipeline.start.nvml import NoNvml, read_gpus, visible
+
+    try:
+        names = [device.name for device in visible(read_gpus(), os.environ)]
+        said = f"compared with this host's {names[0]}" if names else "no GPU is visible here"
+    except NoNvml as error:
+        names, said = [], f"no GPU here ({error}), so that only its processor was looked at"
+    record = {"gpu": names[0]} if names else {}
+    return Environment(record, cpu=read_cpu(), complete=False, source=said)
+
+
+def loose_files(directory: Path) -> list[Path]:
+    """Files below a directory that are named like caches, for layouts that are not ours; links are not followed."""
+    found: list[Path] = []
+    for folder, names, files in os.walk(directory, followlinks=False):
+        names.sort()
+        found += [Path(folder) / f for f in sorted(files) if f.startswith(_NAMES) and f.endswith(".json")]
+        if len(found) > _MOST:
+            raise UsageError(f"{directory} holds more than {_MOST} cache files", hint="name one of its directories")
+    return found

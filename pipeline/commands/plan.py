@@ -16,7 +16,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `plan`."""
     add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="plan.json on stdout instead of a table")
-    parser.add_argument("--out", metavar="FILE", type=path, help="write plan.json to FILE as well")
+    parser.add_argument("-o", "--output", metavar="FILE", type=path, help="write plan.json to FILE as well")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -24,15 +24,15 @@ def execute(arguments: argparse.Namespace) -> int:
     from pipeline.planning.show import describe
 
     plan = plan_from(arguments, ROOT)
-    if arguments.out is not None:
+    if arguments.output is not None:
         from pipeline import log
         from pipeline.contract.errors import UsageError
         from pipeline.contract.files import write_json
 
         try:
-            write_json(arguments.out, plan.to_json())
+            write_json(arguments.output, plan.to_json())
         except OSError as error:
-            raise UsageError(f"{arguments.out}: {error.strerror}", hint="--out takes a file you may write") from None
-        log.note(f"wrote {arguments.out}")
+            raise UsageError(f"{arguments.output}: {error.strerror}", hint="name a file you may write") from None
+        log.note(f"wrote {arguments.output}")
     print(json.dumps(plan.to_json(), indent=2) if arguments.json else describe(plan))
     return 0

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pipeline.contract.bounds import seconds
 from pipeline.contract.commandline import path
 
-_REMEDY = "`pipeline retune IMAGE` makes the caches of an image again, `pipeline image MODEL` builds it anew"
+_REMEDY = "`pipeline build MODEL --retune` makes the caches and the image again"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", choices=("static", "replay"), default="replay", help="look only, or run every op")
     parser.add_argument("--startup-max-wait", type=seconds, default=1200, metavar="S", help="bound of start and replay")
     parser.add_argument("--deep", action="store_true", help="list the last layer's files (reads the whole image)")
-    parser.add_argument("--out", type=path, metavar="FILE", help="write the verdict to FILE")
+    parser.add_argument("-o", "--output", type=path, metavar="FILE", help="write the verdict to FILE")
     parser.add_argument("--json", action="store_true", help="the verdict on stdout")
 
 
@@ -50,8 +50,8 @@ def execute(arguments: argparse.Namespace) -> int:
         how = how_to_verify(engine, gpus, processor, float(arguments.startup_max_wait))
         look = Look.EXPORTED if arguments.deep else how.look
         verdict = verify(client, arguments.image, replace(how, level=arguments.level, look=look))
-    if arguments.out is not None:
-        write_json(arguments.out, verdict.to_json())
+    if arguments.output is not None:
+        write_json(arguments.output, verdict.to_json())
     if arguments.json:
         json.dump(verdict.to_json(), sys.stdout, indent=2)
         sys.stdout.write("\n")

@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .errors import UsageError
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with our way of refusing: one line, a hint, exit 2."""
+    """argparse that takes no abbreviated options, and refuses by one line, a hint and exit code 2."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:  # noqa: ANN401 - as argparse's own
+        super().__init__(*arguments, **{"allow_abbrev": False, **settings})
+
+    def format_help(self) -> str:
+        """As argparse's, with a usage line of one line: the options are listed below it."""
+        if self.usage is None:
+            needed = [a for a in self._actions if not a.option_strings or a.required]
+            formatter = self._get_formatter()
+            formatter.add_usage(None, needed, [], prefix="")
+            line = " ".join(formatter.format_help().split()).replace("%", "%%")
+            self.usage = line.replace(self.prog, f"{self.prog} [options]", 1)
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         """Raise `UsageError` in place of printing and leaving."""
         raise UsageError(message, hint=f"see `{self.prog} --help`")
+
+    def refuse(self, words: Sequence[str]) -> NoReturn:
+        """Raise `UsageError` for words that no argument takes; the hint names the option that was meant."""
+        known = [name for action in self._actions for name in action.option_strings]
+        near = difflib.get_close_matches(words[0].partition("=")[0], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"see `{self.prog} --help`"
+        raise UsageError(f"unrecognized arguments: {' '.join(words)}", hint=hint)
 
 
 def some(text: str) -> str:

@@ -124,7 +124,9 @@ def retune_request(arguments: argparse.Namespace) -> Request:
     """The request of an image that exists: its plan and base come from the image, see `retune`."""
     check_image_name(arguments.image)
     if getattr(arguments, "tune_in", "") == "import":
-        raise ChoicesClash("TUNE_IN=import bakes what was tuned elsewhere", hint="`pipeline graft IMAGE CACHE` adds it")
+        raise ChoicesClash(
+            "TUNE_IN=import bakes what was tuned elsewhere", hint="`pipeline cache add IMAGE CACHE` adds it"
+        )
 
     def none(_target: Target | None, _version: str) -> Plan:
         raise AssertionError("the plan comes from the image")

@@ -81,7 +81,7 @@ def refuse_other_cuda(cuda: str) -> Callable[[Report], None]:
             raise TorchNotForCuda(
                 f"pip would bring torch {torch} into the image for CUDA {major}.{minor}",
                 hint=f"add an index that has torch for CUDA {major}.{minor} (cu{major}{minor}) to pip's own "
-                "configuration, or move CUDA_VERSION: `pipeline bump CUDA_VERSION=…`",
+                "configuration, or move CUDA_VERSION: `pipeline versions bump CUDA_VERSION=…`",
             )
 
     return refuse
@@ -99,7 +99,7 @@ def refuse_unpinned(report: Report, pins: Mapping[str, str]) -> None:
     if loose:
         raise PinsIncomplete(
             f"{len(loose)} packages are needed and not pinned: {', '.join(loose[:5])}",
-            hint="add them to versions.json and the requirements template, then `pipeline sync`",
+            hint="add them to versions.json and the requirements template, then `pipeline versions sync`",
         )
 
 

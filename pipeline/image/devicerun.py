@@ -31,7 +31,9 @@ class NoTuningStep(BuildError):
 def with_devices(dockerfile: bytes, devices: Sequence[str]) -> bytes:
     """The Dockerfile whose tuning step asks for CDI devices; everything else stays as it is."""
     if dockerfile.count(_PLAIN) != 1:
-        raise NoTuningStep("the Dockerfile has no tuning step that can be given a device", hint="`pipeline sync`")
+        raise NoTuningStep(
+            "the Dockerfile has no tuning step that can be given a device", hint="`pipeline versions sync`"
+        )
     return dockerfile.replace(_PLAIN, b"RUN " + _flags(devices).encode() + _PLAIN.removeprefix(b"RUN"))
 
 

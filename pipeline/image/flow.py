@@ -1,4 +1,4 @@
-"""`pipeline image`, end to end: prepare → tuner → tuned (or the store, or imported) → final → verify → tag."""
+"""`pipeline build`, end to end: prepare → tuner → tuned (or the store, or imported) → final → verify → tag."""
 
 from __future__ import annotations
 

@@ -35,5 +35,5 @@ def check_layout(client: DockerClient, image: str) -> None:
     raise LayoutOther(
         f"{image} has image layout {shown(layout, 20)}, which {age} version of the pipeline made; "
         f"this one verifies and changes layout {CURRENT_LAYOUT}",
-        hint=f"build it again: `pipeline image`; its caches come out with `pipeline cache export {image} DIR`",
+        hint=f"build it again: `pipeline build`; its caches come out with `pipeline cache export {image} DIR`",
     )

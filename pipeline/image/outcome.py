@@ -1,4 +1,4 @@
-"""What came of `pipeline image`, and where the time went."""
+"""What came of `pipeline build`, and where the time went."""
 
 from __future__ import annotations
 

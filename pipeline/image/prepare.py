@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class RenderedFilesDiffer(DriftError):
-    """A committed file was edited by hand, or versions.json was and `pipeline sync` did not run."""
+    """A committed file was edited by hand, or versions.json was and `pipeline versions sync` did not run."""
 
 
 class OtherFlashInferPlanned(UsageError):
@@ -170,7 +170,7 @@ def _refuse_drift(root: Path, versions: Versions, home: Path) -> None:
     if differ:
         raise RenderedFilesDiffer(
             f"{', '.join(differ)} differ from what versions.json and templates/ give",
-            hint="`pipeline check` shows how; `pipeline sync` renders them again",
+            hint="`pipeline versions check` shows how; `pipeline versions sync` renders them again",
         )
     write_whole(seen, b"")
 

@@ -93,7 +93,7 @@ def relayer(
     except (DockerException, ValueError) as error:
         raise LoadFailed(
             f"the engine did not take the new layers: {str(error)[:300]}",
-            hint="the image is as it was; `pipeline image` builds it anew",
+            hint="the image is as it was; `pipeline build` builds it anew",
         ) from error
     found = [str(one) for one in loaded.attrs["RootFS"]["Layers"]]
     if found != made["rootfs"]["diff_ids"]:

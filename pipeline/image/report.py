@@ -1,4 +1,4 @@
-"""The final table of `pipeline image`, and the line to try the image."""
+"""The final table of `pipeline build`, and the line to try the image."""
 
 from __future__ import annotations
 

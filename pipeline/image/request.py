@@ -15,7 +15,7 @@ TuneIn = Literal["", "stage", "container", "import"]
 
 @dataclass(frozen=True)
 class Request:
-    """One `pipeline image`. `root` is the checkout; `timeout`, `max_wait`, `max_tune` are seconds; empty means unset.
+    """One `pipeline build`. `root` is the checkout; `timeout`, `max_wait`, `max_tune` are seconds; empty means unset.
 
     `plan` makes the plan for a target, and for a FlashInfer version where the base brings its own; it was
     called once already, so what can be wrong with the model or the options was said before any work.

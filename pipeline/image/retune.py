@@ -1,4 +1,4 @@
-"""`pipeline retune` and `pipeline graft`: other caches for an image that exists; the layers below stay as they are."""
+"""`pipeline cache add`: other caches for an image that exists; the layers below stay as they are."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ class KeyThere(UsageError):
     """The image holds a key already that shall be added to it."""
 
 
-_REMEDY = "no image was changed; `pipeline image MODEL BASE_IMAGE=…` builds one anew"
+_REMEDY = "no image was changed; `pipeline build MODEL BASE_IMAGE=…` builds one anew"
 _REMEDY_GRAFTED = (
     "no image was named; where a grafted cache is to blame, give one that was tuned in an image of this base: "
-    "`pipeline image MODEL BASE_IMAGE=…` makes one"
+    "`pipeline build MODEL BASE_IMAGE=…` makes one"
 )
 
 
@@ -155,7 +155,7 @@ def graft(image: str, roots: Sequence[Path], request: Request) -> Changed:
             raise ImageDamaged(f"{image}: {findings[0]}", details=findings[:20], hint=f"`pipeline verify {image}`")
         twice = {one.key for one in stored} & {one.key for one in keys}
         if twice:
-            raise KeyThere(f"{image} holds {min(twice)} already", hint=f"`pipeline retune {image}` replaces a cache")
+            raise KeyThere(f"{image} holds {min(twice)} already", hint="build the image again to replace a cache")
         labelled = str(client.images.get(image).labels.get(KEY, ""))
         before = _baked(own_keys(client, image, stored)) if labelled else ()
         name = request.image or usual_name(tuple(one.manifest for one in keys))
@@ -172,7 +172,7 @@ def _own(client: DockerClient, engine: Engine, image: str, root: Path) -> tuple[
     stored, findings = read_keys(client, image, root)
     if not labelled or not stored:
         raise NotTunedImage(
-            f"{image} holds no tuned cache", hint="`pipeline image MODEL BASE_IMAGE=…` tunes on top of it for a model"
+            f"{image} holds no tuned cache", hint="`pipeline build MODEL BASE_IMAGE=…` tunes on top of it for a model"
         )
     own = own_keys(client, image, stored)
     identity = identify(client, image, count=len(own), look=engine.look)
@@ -180,7 +180,7 @@ def _own(client: DockerClient, engine: Engine, image: str, root: Path) -> tuple[
     if findings:
         raise ImageDamaged(
             f"the caches of {image} cannot be replaced: {findings[0]}", details=findings[:20],
-            hint="`pipeline image` builds it anew",
+            hint="`pipeline build` builds it anew",
         )  # fmt: skip
     return _baked(own)
 
@@ -225,7 +225,7 @@ def _check_inside(client: DockerClient, image: str, keys: Sequence[Baked]) -> No
         lacks = CODE_ROOT if facts.complete else "torch and FlashInfer"
         raise NoPipelineInside(
             f"{image} has no {lacks}: nothing in it would use a cache",
-            hint=f"`pipeline image MODEL --base-image {image} --cache DIR` builds on top of it",
+            hint=f"`pipeline build MODEL --base-image {image} --cache DIR` builds on top of it",
         )
     check_flashinfer(
         keys,

@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.cache.archive import LIMIT, ArchiveRefused, safe_extract
 from pipeline.cache.finding import shown
-from pipeline.cache.oci import tar_of
+from pipeline.cache.tar import tar_of
 from pipeline.cache.tree import walk
 from pipeline.cache.union import merge_roots
 from pipeline.contract.digest import canonical_json, sha256_bytes, sha256_file

@@ -20,7 +20,7 @@ from .matrixfile import CellTable, EngineTable, ExcludeTable, GpuTable, MatrixFi
 
 _MOST = 1000  # cells of a table that is crossed: more are a mistake
 _PATH_FIELDS = ("model", "tp", "gpu", "engine")
-# What a cell hands on to `pipeline image` as it stands; lists become its comma-separated words.
+# What a cell hands on to `pipeline build` as it stands; lists become its comma-separated words.
 _HANDED_ON = (
     "ep", "pp", "dp", "device", "arch", "max_tokens", "buckets", "round_up", "ops", "skip_ops", "backends",
     "base_image", "accept_base_versions", "strategy", "judge",

@@ -1,4 +1,4 @@
-"""`pipeline release`, end to end: look at what is released already, then each other cell from tuning to its tag."""
+"""`pipeline release run`, end to end: look at what is released already, then each other cell from tuning to its tag."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class EngineTable(_Strict):
 
 
 class CellTable(_Strict):
-    """Cells, crossed over the lists. The rest is what `pipeline image` takes under the same name."""
+    """Cells, crossed over the lists. The rest is what `pipeline build` takes under the same name."""
 
     model: Names
     tp: Counts | None = None

@@ -95,7 +95,7 @@ class Publisher:
             raise TagTaken(
                 f"{self.place} stands for an image that this key has not signed, and that is not the one built here: "
                 f"{why}",
-                hint="whose is it? `pipeline attest verify` with their key tells; remove the tag, or take another",
+                hint="whose is it? `pipeline attestation verify` with their key tells; remove the tag, or take another",
             )
         return True
 

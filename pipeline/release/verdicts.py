@@ -31,7 +31,7 @@ def _read(path: Path) -> Verdict:
         return Verdict.from_json(json.loads(path.read_bytes()))
     except OSError as error:
         raise VerdictsUnreadable(
-            f"{path}: {error.strerror}", hint="`pipeline verify IMAGE --out FILE` writes a verdict where the GPU is"
+            f"{path}: {error.strerror}", hint="`pipeline verify IMAGE --output FILE` writes a verdict where the GPU is"
         ) from None
     except (ValueError, RecursionError):
         raise VerdictsUnreadable(f"{path} is not JSON", hint="--verdict takes verdicts, and folders of them") from None
@@ -62,7 +62,7 @@ def proofs(own: Verdict, given: Sequence[Verdict]) -> tuple[Verdict, ...]:
             f"no replay verdict for {', '.join(missing)} in {own.config_digest[:19]}… ({own.device})",
             details=against,
             hint="build the same image where that device is (CACHE= bakes the same bytes), `pipeline verify IMAGE "
-            "--out FILE` there, and give that file with --verdict",
+            "--output FILE` there, and give that file with --verdict",
         )
     return tuple(taken)
 

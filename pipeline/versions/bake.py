@@ -1,7 +1,7 @@
 """Bake files, HCL or JSON, as far as versions go: every string with the path of names to it and its line.
 
-python-hcl2 reads HCL wholly, and `pipeline audit` uses it; its import and grammar alone take longer than a whole
-`pipeline check` may (docs/measurements-host.md), so this reads what a check needs: blocks, attributes, strings.
+python-hcl2 reads HCL wholly, and `versions audit` uses it; its import and grammar alone take longer than a whole
+`versions check` may (docs/measurements-host.md), so this reads what a check needs: blocks, attributes, strings.
 """
 
 from __future__ import annotations

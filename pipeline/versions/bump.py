@@ -144,7 +144,9 @@ class _Bump:
             for package in sorted(
                 p for name in self.moves for p in self.old.relation(name).governs() if p in self.pins
             ):
-                self.say(f"note: what {package} requires was not looked up; `pipeline bump --refresh` does it later")
+                self.say(
+                    f"note: what {package} requires was not looked up; `pipeline versions bump --refresh` does it later"
+                )
             return None
         if wrong and not self.wishes.refresh:
             raise BumpDisagrees(wrong)

@@ -49,7 +49,9 @@ def _differences(fresh: Record, recorded: Record | None) -> list[Finding]:
     if recorded is None:
         return []
     return [
-        Finding(RECORD, 0, 0, f"what {name} requires is not what was recorded; `pipeline bump --refresh`", "online")
+        Finding(
+            RECORD, 0, 0, f"what {name} requires is not what was recorded; `pipeline versions bump --refresh`", "online"
+        )
         for name, entry in fresh.items()
         if name in recorded and recorded[name] != entry
     ]

@@ -59,7 +59,7 @@ class Bump:
 
 
 def write(root: Path, outcome: Bump) -> None:
-    """Write every changed file, each whole; versions.json first, since `pipeline sync` can follow it from there.
+    """Write every changed file, each whole; versions.json first, since `versions sync` can follow it from there.
 
     Only templates that name what it does not name yet come before it, and are put back where it cannot be written.
     """
@@ -77,7 +77,7 @@ def write(root: Path, outcome: Bump) -> None:
                 with contextlib.suppress(OSError):
                     _write_one(root / before, data)
             hint = (
-                f"{FILE} is written: make this writable, then run `pipeline sync`"
+                f"{FILE} is written: make this writable, then run `pipeline versions sync`"
                 if rendered
                 else "make it writable, then repeat the command; nothing was written"
             )

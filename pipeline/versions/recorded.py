@@ -1,4 +1,4 @@
-"""requirements/recorded.json: a copy of what the index said that each package requires; `pipeline bump` keeps it."""
+"""requirements/recorded.json: a copy of what the index said that each package requires; `versions bump` keeps it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .relations import canonical
 from .tree import Tree, Unreadable
 
 RECORD = "requirements/recorded.json"
-HINT = "`pipeline bump --refresh` records it"
+HINT = "`pipeline versions bump --refresh` records it"
 
 
 class Recorded(NamedTuple):
@@ -71,5 +71,5 @@ def load_record(tree: Tree) -> tuple[Record | None, list[Finding]]:
 def dump_record(record: Record) -> bytes:
     """The bytes of the recorded copy: sorted, so that a diff shows what changed."""
     packages = {name: record[name].to_json() for name in sorted(record)}
-    comment = "Written by `pipeline bump`: what the index said that each pinned package requires."
+    comment = "Written by `pipeline versions bump`: what the index said that each pinned package requires."
     return (json.dumps({"_comment": comment, "packages": packages}, indent=2) + "\n").encode()

@@ -17,7 +17,7 @@ def compare(root: Path, files: Mapping[str, bytes]) -> list[Finding]:
         try:
             found = Path(ordinary(root / path)).read_bytes()
         except FileNotFoundError:
-            findings.append(Finding(path, 0, 0, "is missing; `pipeline sync` writes it", "render"))
+            findings.append(Finding(path, 0, 0, "is missing; `pipeline versions sync` writes it", "render"))
             continue
         except OSError as error:
             findings.append(Finding(path, 0, 0, refusal(error), "render"))
@@ -25,7 +25,9 @@ def compare(root: Path, files: Mapping[str, bytes]) -> list[Finding]:
         if found != wanted:
             diff = unified(path, found, wanted, "committed", "rendered")
             line = first_difference(found, wanted)
-            findings.append(Finding(path, line, 0, "differs from its template; run `pipeline sync`", "render", diff))
+            findings.append(
+                Finding(path, line, 0, "differs from its template; run `pipeline versions sync`", "render", diff)
+            )
     return findings
 
 

@@ -47,7 +47,7 @@ class WrittenInvalid(UsageError):
 class SourceInvalid(WrittenInvalid):
     """versions.json cannot be used."""
 
-    subject, remedy = FILE, f"correct {FILE}, then run `pipeline check`"
+    subject, remedy = FILE, f"correct {FILE}, then run `pipeline versions check`"
 
 
 @dataclass(frozen=True)

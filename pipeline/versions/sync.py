@@ -19,12 +19,14 @@ class SyncRefused(UsageError):
 def sync(root: Path, versions: Versions) -> list[str]:
     """Render everything, then write what differs; return the changed paths. Nothing is written on any error."""
     if not has_templates(root):
-        raise SyncRefused(f"there is no {FOLDER}/ in {root}", hint="`pipeline check` works without templates")
+        raise SyncRefused(f"there is no {FOLDER}/ in {root}", hint="`pipeline versions check` works without templates")
     files = render(root, versions).files
     home = root.resolve()
     for path in files:
         if not (root / path).resolve().is_relative_to(home):
-            raise SyncRefused(f"{path} is a link out of the tree", hint="remove the link, then run `pipeline sync`")
+            raise SyncRefused(
+                f"{path} is a link out of the tree", hint="remove the link, then run `pipeline versions sync`"
+            )
     changed = []
     for path, data in files.items():
         try:

@@ -30,7 +30,7 @@ END = ".j2"
 class TemplatesInvalid(WrittenInvalid):
     """A template cannot be rendered; the findings are those on all of them."""
 
-    subject, remedy = f"{FOLDER}/", f"correct {FOLDER}/ or {FILE}, then run `pipeline sync`"
+    subject, remedy = f"{FOLDER}/", f"correct {FOLDER}/ or {FILE}, then run `pipeline versions sync`"
 
 
 Files = dict[str, bytes]

@@ -100,7 +100,7 @@ def plan_of() -> Any:
 
 @pytest.fixture(scope="session")
 def built(pipeline: Any, client: Any) -> Iterator[dict[str, Any]]:
-    done = pipeline("image", "tiny", "--tp", "2", "--image", NAME, "--json")
+    done = pipeline("build", "tiny", "--tp", "2", "--image", NAME, "--json")
     assert done.status == 0, done.stderr
     outcome = done.json()
     outcome["stderr"] = done.stderr

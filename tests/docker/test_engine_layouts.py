@@ -73,7 +73,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def image(pipeline: Any, base: str, model: Path, name: str, *words: str) -> Any:
-    return pipeline("image", str(model), "--base-image", base, "--device", "cpu", "--image", name, "--json", *words)
+    return pipeline("build", str(model), "--base-image", base, "--device", "cpu", "--image", name, "--json", *words)
 
 
 def serve(client: Any, name: str, command: list[str], **options: Any) -> tuple[int, str, str]:

@@ -62,7 +62,7 @@ def test_a_base_without_python_leaves_no_container(pipeline: Any, client: Any, t
     client.api.import_image_from_data(buffer.getvalue(), repository="tuned-test/nothing", tag="1")
     before = containers(client)
     try:
-        done = pipeline("image", "tiny", "--base-image", "tuned-test/nothing:1")
+        done = pipeline("build", "tiny", "--base-image", "tuned-test/nothing:1")
         assert done.status == 2
         assert "has no python3" in done.stderr
         assert containers(client) - before == set()
@@ -83,12 +83,12 @@ def test_hand_edited_rendered_files_are_refused(built: dict[str, Any], engine: A
     dockerfile = copy / "docker" / "Dockerfile"
     dockerfile.write_text(dockerfile.read_text() + "RUN touch /evil\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pipeline", "image", "tiny"], cwd=copy, capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "pipeline", "build", "tiny"], cwd=copy, capture_output=True, text=True, check=False,
         env={**os.environ, "DOCKER_HOST": engine.host, "XDG_CACHE_HOME": str(home)},
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     assert "docker/Dockerfile differ" in done.stderr
-    assert "pipeline sync" in done.stderr
+    assert "pipeline versions sync" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["a b", "UPPER:x", "ünï"])

@@ -1,4 +1,4 @@
-"""`pipeline image tiny` on a real engine, as a user runs it: two ranks tune inside the build, the image is verified."""
+"""`pipeline build tiny` on a real engine, as a user runs it: two ranks tune inside the build, the image is verified."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_another_user_can_read_the_cache(built: dict[str, Any], client: Any) -> 
 
 
 def test_built_again_nothing_is_tuned_and_everything_is_cached(built: dict[str, Any], pipeline: Any) -> None:
-    done = pipeline("image", "tiny", "--tp", "2", "--image", NAME, "--json")
+    done = pipeline("build", "tiny", "--tp", "2", "--image", NAME, "--json")
     assert done.status == 0, done.stderr
     again = done.json()
     assert again["reused"] is True
@@ -243,7 +243,7 @@ def test_an_image_without_a_cache_and_no_image_at_all(pipeline: Any, client: Any
 
 def test_only_the_plan_changed_no_wheel_is_installed_again(built: dict[str, Any], pipeline: Any, client: Any) -> None:
     words = ("--tp", "1", "--buckets", "1,2,4", "--judge", "off", "--image", "tuned-test/tiny:one", "--json")
-    done = pipeline("image", "tiny", *words)
+    done = pipeline("build", "tiny", *words)
     assert done.status == 0, done.stderr
     outcome = done.json()
     try:
@@ -297,7 +297,7 @@ def test_ctrl_c_leaves_no_tag_and_no_container(
     ours = {"label": "tuned-image-pipeline"}
     before = {c.id for c in client.containers.list(all=True, filters=ours)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", "image", "tiny", *SMALL, "--retune", "--image", name],
+        [sys.executable, "-m", "pipeline", "build", "tiny", *SMALL, "--retune", "--image", name],
         cwd=ROOT,
         env={**os.environ, "DOCKER_HOST": engine.host, "XDG_CACHE_HOME": str(home)},
         stderr=subprocess.PIPE,

@@ -130,7 +130,7 @@ def roots(pipeline: Any, serving: str) -> tuple[Path, Path]:
 def test_several_keys_become_a_layer_each(roots: tuple[Path, Path], serving: str, pipeline: Any, client: Any) -> None:
     name = "tuned-test/ontop:two"
     both = ",".join(map(str, roots))
-    done = pipeline("image", "tiny", "--base-image", serving, "--cache", both, "--image", name, "--json")
+    done = pipeline("build", "tiny", "--base-image", serving, "--cache", both, "--image", name, "--json")
     assert done.status == 0, done.stderr
     try:
         outcome = json.loads(done.stdout)
@@ -228,7 +228,7 @@ def test_a_key_of_another_device_is_baked_static_and_says_so(
     """A CPU key from another processor stands for a GPU that is not here: baked, not replayed, named -unverified."""
     other = of_another_processor(roots[0], tmp_path / "other")
     name = "tuned-test/ontop:elsewhere"
-    done = pipeline("image", "tiny", "--base-image", serving, "--cache", str(other), "--image", name, "--json")
+    done = pipeline("build", "tiny", "--base-image", serving, "--cache", str(other), "--image", name, "--json")
     assert done.status == 0, done.stderr
     try:
         assert "NOT REPLAYED: no Some Other Processor here" in done.stderr
@@ -260,7 +260,7 @@ def test_a_key_of_another_device_is_baked_static_and_says_so(
     ],
 )
 def test_bad_settings_are_one_line_with_a_hint(words: tuple[str, ...], status: int, said: str, pipeline: Any) -> None:
-    done = pipeline("image", "tiny", *words)
+    done = pipeline("build", "tiny", *words)
     assert done.status == status, done.stderr
     assert said in done.stderr
     assert "hint: " in done.stderr

@@ -74,7 +74,18 @@ class Shop:
     env: dict[str, str]
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "pipeline", "release", "--registry", self.proxy.host, "--json", *words]
+        command = [
+            sys.executable,
+            "-m",
+            "pipeline",
+            "release",
+            "run",
+            "run",
+            "--registry",
+            self.proxy.host,
+            "--json",
+            *words,
+        ]
         command += ["--matrix", str(self.folder / "release.toml"), "--sign", str(self.folder / "cosign.key")]
         return subprocess.Popen(
             command, cwd=ROOT, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -194,7 +205,7 @@ def test_a_killed_release_goes_on_and_a_failing_cell_stops_no_other(shop: Shop, 
 def test_what_was_pushed_can_be_trusted(shop: Shop, released: Ran) -> None:
     image = released.cell["image"]
     done = subprocess.run(
-        [sys.executable, "-m", "pipeline", "attest", "verify", image, "--key", str(shop.folder / "cosign.pub"), "--json"],
+        [sys.executable, "-m", "pipeline", "attestation", "verify", image, "--key", str(shop.folder / "cosign.pub"), "--json"],
         cwd=ROOT, env=shop.env, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -251,7 +262,7 @@ def test_the_classic_store_is_refused_before_anything_is_built(shop: Shop, engin
     if engine.containerd_store:
         pytest.skip("the engine of this host has the containerd store itself")
     done = subprocess.run(
-        [sys.executable, "-m", "pipeline", "release", "tiny", "--registry", shop.proxy.host],
+        [sys.executable, "-m", "pipeline", "release", "run", "run", "run", "tiny", "--registry", shop.proxy.host],
         cwd=ROOT, env={**shop.env, "DOCKER_HOST": engine.host}, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 4

@@ -52,7 +52,7 @@ def test_the_next_run_takes_up_what_was_finished(
         assert [path.suffix for path in unfinished.glob("*/*")].count(".json") >= 1
     assert "Traceback" not in said
     name = f"tuned-test/resumed:{way}"
-    done = pipeline("image", *words, "--image", name, "--json")
+    done = pipeline("build", *words, "--image", name, "--json")
     assert done.status == 0, done.stderr
     try:
         assert "1/3 tuning" not in done.stderr

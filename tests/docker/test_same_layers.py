@@ -102,7 +102,7 @@ def test_the_cache_layer_is_the_same_on_both_stores(
     assert list(strangers(good, keys)) == []
     (finding,) = strangers(bad, keys)
     assert ("/etc/stray" if fresh.containerd_store else "they are not alone") in finding
-    assert saved.diff_ids[-1] == built["cache_diff_id"], "the layer differs from the one that `pipeline image` baked"
+    assert saved.diff_ids[-1] == built["cache_diff_id"], "the layer differs from the one that `pipeline build` baked"
     LAYERS[fresh.store] = saved.diff_ids
     assert len(set(LAYERS.values())) == 1, f"the stores differ: {LAYERS}"
 

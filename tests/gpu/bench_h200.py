@@ -4,7 +4,7 @@
 
 Needs torch, FlashInfer, nvcc and ninja. Every step is a process of its own with a bound; one that fails is noted and
 the next begins. OUT gets results.json, written anew after each step, log.txt, and the manifests. Plans lie beside this
-file; made by `pipeline plan <model> --arch 90a --ops qkv,o,gate_up,down --out …`.
+file; made by `pipeline plan <model> --arch 90a --ops qkv,o,gate_up,down -o …`.
 """
 
 from __future__ import annotations

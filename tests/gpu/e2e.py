@@ -7,7 +7,7 @@ to OUT as it is found; one step that fails does not stop the others. Variables:
 
     E2E_TP        the number of ranks (1)
     E2E_PLAN      words that say what is planned, such as `--ops qkv --max-tokens 256` for a quick try
-    E2E_WORDS     more words for `pipeline image`
+    E2E_WORDS     more words for `pipeline build`
     E2E_TUNE_IN   where the first image is tuned (stage)
     E2E_BRIEF     if set, the step `stage` ends with the image
     E2E_STEPS     the steps to run (all), in this order:
@@ -40,7 +40,7 @@ from pipeline.contract.places import CACHE_ROOT
 ROOT = Path(__file__).resolve().parents[2]
 FIRST_PASS = Path(__file__).with_name("first_pass.py")
 BLOCK = Path(__file__).with_name("tp_block.py")
-STEPS = ("stage", "container", "start", "block", "retune")
+STEPS = ("stage", "container", "start", "block", "add")
 # torchrun and its groups where nothing but the loopback interface is there, and the host's name has no address
 HERE = ("--nnodes=1", "--master-addr=127.0.0.1", "--master-port=29511", "--local-addr=127.0.0.1")
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -120,7 +120,7 @@ def medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 class Host:
-    """What the steps share: the engine, its GPUs, the words of every `pipeline image`."""
+    """What the steps share: the engine, its GPUs, the words of every `pipeline build`."""
 
     def __init__(self, record: Record, base: str, model: str, repeats: int) -> None:
         from pipeline.daemon import connect, ensure
@@ -164,7 +164,7 @@ class Host:
     def start(self) -> None:
         """What a start of one rank costs, with the shapes that it holds, in each of the ways; b last, for it takes longest."""
         plan = self.record.out / "plan.json"
-        words = ["plan", self.model, *self.planned, "--arch", self.gpus.gpus[0].arch, "--out", str(plan)]
+        words = ["plan", self.model, *self.planned, "--arch", self.gpus.gpus[0].arch, "--output", str(plan)]
         subprocess.run([sys.executable, "-m", "pipeline", *words], cwd=ROOT, check=True, capture_output=True)
         self._lay_out(self._bare())
         nothing = {"PIPELINE_AUTOTUNE_CACHE_DIR": "/nowhere"}
@@ -243,11 +243,12 @@ class Host:
                 runs[name].append(start(self.client, image, [*torchrun, "/tmp/tp_block.py", mode], [BLOCK], options))
                 self.record.put(f"block, {name}", medians(runs[name]))
 
-    def retune(self) -> None:
-        """The image tuned again, and a cache onto an image that has none."""
-        pipeline(self.record, "retune", "retune", TUNED, "--image", "e2e/retuned:1", "--json")
+    def add(self) -> None:
+        """A cache for an image that has none."""
         if Path("/tmp/e2e-cache").exists():
-            pipeline(self.record, "graft", "graft", BARE, "/tmp/e2e-cache", "--image", "e2e/grafted:1", "--json")
+            pipeline(
+                self.record, "cache add", "cache", "add", BARE, "/tmp/e2e-cache", "--image", "e2e/grafted:1", "--json"
+            )
 
 
 def main(base: str, out: Path, model: str, repeats: int, steps: Sequence[str]) -> None:

@@ -207,7 +207,7 @@ def main(out: Path, steps: Sequence[str]) -> None:
     plans = []
     for model in ("Llama-3.1-8B", "Llama-3.3-70B-FP8"):
         plans.append(bench.out / f"{model}.json")
-        bench.run(f"plan {model}", "pipeline", "plan", model, "--tp", "2", "--arch", "90a", "--out", str(plans[-1]))
+        bench.run(f"plan {model}", "pipeline", "plan", model, "--tp", "2", "--arch", "90a", "--output", str(plans[-1]))
     torchrun = ("torch.distributed.run", *HERE, "--nproc-per-node=2")
     chosen = steps or STEPS
     if "strategies" in chosen:

@@ -40,7 +40,7 @@ def test_there_and_back_and_by_oras_and_skopeo(plain, pipeline, tmp_path):
     )  # the same cache, the same digest
     assert plain.blobs() == before
     for number, source in enumerate((name, by_digest)):
-        done = pipeline("cache", "pull", source, tmp_path / f"back{number}")
+        done = pipeline("cache", "pull", source, "-o", tmp_path / f"back{number}")
         assert done.returncode == 0 and done.stdout.strip() == by_digest, done.stderr
         assert files(tmp_path / f"back{number}") == files(tmp_path / "root")
     assert pipeline("cache", "diff", tmp_path / "root", tmp_path / "back0").returncode == 0
@@ -66,7 +66,7 @@ def test_there_and_back_and_by_oras_and_skopeo(plain, pipeline, tmp_path):
         f"oci:{tmp_path}/copy:one",
         f"docker://{plain.host}/caches/copied:one",
     )
-    assert pipeline("cache", "pull", f"oci://{plain.host}/caches/copied:one", tmp_path / "copied").returncode == 0
+    assert pipeline("cache", "pull", f"oci://{plain.host}/caches/copied:one", "-o", tmp_path / "copied").returncode == 0
 
 
 def test_what_oras_pushed_is_pulled(plain, pipeline, tmp_path):
@@ -76,7 +76,7 @@ def test_what_oras_pushed_is_pulled(plain, pipeline, tmp_path):
          f"{caches.FOLDER}/:{media.CACHE_TAR}"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    done = pipeline("cache", "pull", f"oci://{plain.host}/caches/byoras:one", tmp_path / "back")
+    done = pipeline("cache", "pull", f"oci://{plain.host}/caches/byoras:one", "-o", tmp_path / "back")
     assert done.returncode == 0, done.stderr
     assert files(tmp_path / "back") == files(tmp_path / caches.FOLDER)
 
@@ -144,7 +144,7 @@ def test_what_is_no_sound_cache_is_not_pulled_and_leaves_nothing(layers, what, p
     with Registry(plain.host, NOBODY, QUICK) as registry:
         _put(registry, layers)
     out = tmp_path / "out"
-    assert main(["cache", "pull", f"oci://{plain.host}/caches/wrong:one", str(out)]) == Exit.CACHE
+    assert main(["cache", "pull", f"oci://{plain.host}/caches/wrong:one", "-o", str(out)]) == Exit.CACHE
     said = capsys.readouterr().err
     assert what in said and "error: " in said
     assert list(tmp_path.iterdir()) == []
@@ -156,16 +156,16 @@ def test_pull_refuses_images_taken_places_and_bad_names(plain, tmp_path, capsys)
     cache_samples.write(tmp_path / "root")
     with Registry(plain.host, NOBODY, QUICK) as registry:
         _put(registry, [(media.LAYER_GZIP, b"x")], kind="application/vnd.other", tag="other")
-    assert main(["cache", "pull", f"oci://{plain.host}/caches/wrong:other", str(tmp_path / "out")]) == Exit.CACHE
+    assert main(["cache", "pull", f"oci://{plain.host}/caches/wrong:other", "-o", str(tmp_path / "out")]) == Exit.CACHE
     assert main(["cache", "push", str(tmp_path / "root"), f"oci://{plain.host}/caches/taken"]) == 0
-    assert main(["cache", "pull", f"oci://{plain.host}/caches/taken", str(tmp_path / "root")]) == Exit.USAGE
+    assert main(["cache", "pull", f"oci://{plain.host}/caches/taken", "-o", str(tmp_path / "root")]) == Exit.USAGE
     below = tmp_path / "root" / "file" / "out"
     below.parent.write_text("no directory")
-    assert main(["cache", "pull", f"oci://{plain.host}/caches/taken", str(below)]) == Exit.USAGE
+    assert main(["cache", "pull", f"oci://{plain.host}/caches/taken", "-o", str(below)]) == Exit.USAGE
     below.parent.unlink()
-    assert main(["cache", "pull", f"oci://{plain.host}/caches/taken:none", str(tmp_path / "out")]) == Exit.PUBLISH
+    assert main(["cache", "pull", f"oci://{plain.host}/caches/taken:none", "-o", str(tmp_path / "out")]) == Exit.PUBLISH
     for bad in ("caches/taken", "oci://caches/taken", "oci://", f"docker://{plain.host}/x"):
-        assert main(["cache", "pull", bad, str(tmp_path / "out")]) == Exit.USAGE
+        assert main(["cache", "pull", bad, "-o", str(tmp_path / "out")]) == Exit.USAGE
     assert main(["cache", "push", str(tmp_path / "root"), f"oci://{plain.host}/x@sha256:{'0' * 64}"]) == Exit.USAGE
     assert "Traceback" not in capsys.readouterr().err and not (tmp_path / "out").exists()
 
@@ -179,10 +179,10 @@ def test_signed_with_a_password_through_tls_and_demanded(logged_in, trusted, pip
         name = f"oci://{host}/caches/signed:one"
         done = pipeline("cache", "push", tmp_path / "root", name, "--sign", private)
         assert done.returncode == 0, done.stderr
-        done = pipeline("cache", "pull", name, tmp_path / f"out-{host}", "--key", public)
+        done = pipeline("cache", "pull", name, "-o", tmp_path / f"out-{host}", "--key", public)
         assert done.returncode == 0, done.stderr
         assert (next((tmp_path / f"out-{host}").rglob(MANIFEST_FILE))).is_file()
-        done = pipeline("cache", "pull", name, tmp_path / "not", "--key", other)
+        done = pipeline("cache", "pull", name, "-o", tmp_path / "not", "--key", other)
         assert done.returncode == Exit.PUBLISH and "is not signed by" in done.stderr
     assert not (tmp_path / "not").exists()
     done = pipeline(

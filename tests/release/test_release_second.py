@@ -49,12 +49,12 @@ def test_a_registry_that_keeps_referrers_itself(second, pipeline, tmp_path, monk
         seal(registry, sample.reference, everything(sample), Signer(str(private)))
         seal(registry, sample.reference, everything(sample), Signer(str(private)))
         assert len(registry.referrers("second/trust", sample.reference.digest)) == 3
-    done = pipeline("attest", "verify", sample.reference, "--key", public)
+    done = pipeline("attestation", "verify", sample.reference, "--key", public)
     assert done.returncode == 0, done.stderr + done.stdout
     told = json.loads(command("oras", "discover", "--plain-http", "--format", "json", str(sample.reference)))
     assert len(told["manifests"]) == 3
     cache_samples.write(tmp_path / "root", "NVIDIA H200")
     name = f"oci://{second.host}/second/caches:one"
     assert pipeline("cache", "push", tmp_path / "root", name).returncode == 0
-    assert pipeline("cache", "pull", name, tmp_path / "back").returncode == 0
+    assert pipeline("cache", "pull", name, "-o", tmp_path / "back").returncode == 0
     assert pipeline("cache", "diff", tmp_path / "root", tmp_path / "back").returncode == 0

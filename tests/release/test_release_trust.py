@@ -61,13 +61,13 @@ def test_sealed_verified_and_read_by_others(plain, keys, pipeline, tmp_path):
             seal(registry, sample.reference, everything(sample), Signer(str(private))) == made
         )  # goes on, adds nothing
         assert plain.blobs() == before
-    done = pipeline("attest", "verify", sample.reference, "--key", public, "--json")
+    done = pipeline("attestation", "verify", sample.reference, "--key", public, "--json")
     assert done.returncode == 0, done.stderr + done.stdout
     found = states(done)
     assert {state for state, _ in found.values()} == {"ok"} and set(found) == {
         "signature", "provenance", "sbom", "autotune", "verdict", "annotations",
     }  # fmt: skip
-    done = pipeline("attest", "verify", sample.reference)  # no key: said, and not taken for checked
+    done = pipeline("attestation", "verify", sample.reference)  # no key: said, and not taken for checked
     assert done.returncode == Exit.PUBLISH and "unchecked signature" in done.stdout
     name = str(sample.reference)
     command("cosign", "verify", "--key", public, "--insecure-ignore-tlog=true", name)
@@ -84,7 +84,7 @@ def test_sealed_verified_and_read_by_others(plain, keys, pipeline, tmp_path):
 def test_everything_that_is_missing_is_said_at_once(plain, keys, pipeline, tmp_path):
     with Registry(plain.host, NOBODY, QUICK) as registry:
         sample = samples.push(registry, "trust/bare", tmp_path, annotate=False, provenance=None)
-    done = pipeline("attest", "verify", sample.reference, "--key", keys[1], "--json")
+    done = pipeline("attestation", "verify", sample.reference, "--key", keys[1], "--json")
     assert done.returncode == Exit.PUBLISH and "6 of 6" in done.stderr
     assert {state for state, _ in states(done).values()} == {"missing"}
 
@@ -103,10 +103,10 @@ def test_a_verdict_that_does_not_fit_is_wrong(change, what, plain, pipeline, tmp
     with Registry(plain.host, NOBODY, QUICK) as registry:
         sample = samples.push(registry, f"trust/verdict{abs(hash(what)) % 10**6}", tmp_path)
         seal(registry, sample.reference, [attach.verdict(replace(sample.verdict, **change))])
-        state, said = states(pipeline("attest", "verify", sample.reference, "--json"))["verdict"]
+        state, said = states(pipeline("attestation", "verify", sample.reference, "--json"))["verdict"]
         assert state == "wrong" and what in said
         seal(registry, sample.reference, [attach.verdict(sample.verdict)])  # beside a right one it does no harm
-        assert states(pipeline("attest", "verify", sample.reference, "--json"))["verdict"][0] == "ok"
+        assert states(pipeline("attestation", "verify", sample.reference, "--json"))["verdict"][0] == "ok"
 
 
 def test_what_others_attached_or_signed_does_not_count(plain, keys, pipeline, tmp_path):
@@ -119,7 +119,7 @@ def test_what_others_attached_or_signed_does_not_count(plain, keys, pipeline, tm
         seal(registry, sample.reference, [attach.autotune(other.autotune)], Signer(str(stranger)))
         subject = registry.manifest("trust/others", sample.reference.digest).descriptor()
         attach.attach(registry, "trust/others", subject, everything(sample, "autotune"))
-    found = states(pipeline("attest", "verify", sample.reference, "--key", public, "--json"))
+    found = states(pipeline("attestation", "verify", sample.reference, "--key", public, "--json"))
     assert found["signature"][0] == "wrong"
     assert found["provenance"] == ("wrong", "its subject is another image")
     assert found["verdict"][0] == found["sbom"][0] == "wrong" and "no signature" in found["verdict"][1]
@@ -136,7 +136,7 @@ def test_what_was_moved_here_from_another_image_does_not_count(plain, keys, pipe
         seal(registry, other.reference, [attach.sbom(SBOM)], Signer(str(private)))
         for one in registry.referrers("trust/moved", other.reference.digest):
             registry._add_to_list("trust/moved", sample.reference.digest, [one])
-    found = states(pipeline("attest", "verify", sample.reference, "--key", public, "--json"))
+    found = states(pipeline("attestation", "verify", sample.reference, "--key", public, "--json"))
     assert found["sbom"][0] == "wrong" and f"it is of {other.reference.digest}" in found["sbom"][1]
     assert {state for name, (state, _) in found.items() if name != "sbom"} == {"ok"}
 
@@ -153,7 +153,7 @@ def test_junk_among_the_attachments_is_an_answer_and_no_traceback(plain, pipelin
         for content in (b"\xff", gzip.compress(sample.autotune)[:-9], endless):
             junk.append(attach.Attachment(media.AUTOTUNE, media.AUTOTUNE_GZIP, content, "junk.gz"))
         seal(registry, sample.reference, junk)
-    found = states(pipeline("attest", "verify", sample.reference, "--json"))
+    found = states(pipeline("attestation", "verify", sample.reference, "--json"))
     assert found["verdict"][0] == found["sbom"][0] == "wrong" and found["autotune"][0] == "missing"
 
 
@@ -254,7 +254,7 @@ def test_a_hostile_image_is_one_error_of_publishing(change, plain, tmp_path):
     ],
 )
 def test_bad_input_is_one_line(words, code, what, plain, pipeline):
-    done = pipeline("attest", "verify", *(word.replace("HOST", plain.host) for word in words))
+    done = pipeline("attestation", "verify", *(word.replace("HOST", plain.host) for word in words))
     assert done.returncode == code and what in done.stderr and "hint: " in done.stderr, done.stderr
 
 
@@ -303,7 +303,7 @@ def test_a_repository_that_cosign_cannot_name_is_refused_first(plain, keys, pipe
     for words in (
         ("attest", "verify", f"{plain.host}/a:x", "--key", public),
         ("cache", "push", tmp_path, f"oci://{plain.host}/a:x", "--sign", private),
-        ("cache", "pull", f"oci://{plain.host}/a:x", tmp_path / "out", "--key", public),
+        ("cache", "pull", f"oci://{plain.host}/a:x", "-o", tmp_path / "out", "--key", public),
         ("release", "tiny", "--registry", f"{plain.host}/a", "--sign", private),
     ):
         done = pipeline(*words)
@@ -353,7 +353,7 @@ def test_signing_behind_a_password_and_tls(logged_in, trusted, keys, pipeline, t
         with Registry(host, policy=QUICK) as registry:
             sample = samples.push(registry, "trust/guarded", tmp_path / host)
             seal(registry, sample.reference, everything(sample), Signer(str(private)))
-        done = pipeline("attest", "verify", sample.reference, "--key", public, "--json")
+        done = pipeline("attestation", "verify", sample.reference, "--key", public, "--json")
         assert done.returncode == 0, done.stderr + done.stdout
 
 
@@ -386,7 +386,7 @@ def test_cosign_is_needed_only_for_signatures(plain, pipeline, tmp_path):
     with Registry(plain.host, NOBODY, QUICK) as registry:
         sample = samples.push(registry, "trust/nocosign", tmp_path)
         seal(registry, sample.reference, everything(sample))
-    found = states(pipeline("attest", "verify", sample.reference, "--json", env={"PATH": str(tmp_path)}))
+    found = states(pipeline("attestation", "verify", sample.reference, "--json", env={"PATH": str(tmp_path)}))
     assert found.pop("signature")[0] == "missing" and {state for state, _ in found.values()} == {"ok"}
 
 

@@ -1,4 +1,4 @@
-"""What must not be baked, handed to `pipeline image CACHE=` as anyone may: refused with 7 and every reason, by no engine."""
+"""What must not be baked, handed to `pipeline build CACHE=` as anyone may: refused with 7 and every reason, by no engine."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_nothing_is_baked_from_it(tmp_path: Path, kind: str) -> None:
     place = samples.write(tmp_path / "root", "NVIDIA H200")
     (place.parent.parent / "100a").mkdir() if kind == "other arch" else None
     damage(place)
-    done = pipeline(tmp_path, "image", "tiny", "--cache", tmp_path / "root", bounded="gigabyte" in kind)
+    done = pipeline(tmp_path, "build", "tiny", "--cache", tmp_path / "root", bounded="gigabyte" in kind)
     assert done.returncode == 7, done.stderr
     assert said in done.stderr and "nothing was baked" in done.stderr and "hint: " in done.stderr
 
@@ -87,7 +87,7 @@ def test_every_reason_of_every_root_at_once(tmp_path: Path) -> None:
     one, two = samples.write(tmp_path / "one", "NVIDIA H200"), samples.write(tmp_path / "two", "NVIDIA H100")
     (one / "stray").write_text("x")
     edit(two, lambda m: [m.update(started=3, ended=4), m["plan"].update(seed="x")])
-    done = pipeline(tmp_path, "image", "tiny", "--cache", f"{tmp_path / 'one'},{tmp_path / 'two'}")
+    done = pipeline(tmp_path, "build", "tiny", "--cache", f"{tmp_path / 'one'},{tmp_path / 'two'}")
     assert done.returncode == 7
     for said in ("stray is not in the manifest", "$.started: 3", "$.ended: 4", "$.plan.seed", str(tmp_path / "two")):
         assert said in done.stderr
@@ -98,7 +98,7 @@ def test_a_gigabyte_is_explained_and_compared_in_bounded_memory(tmp_path: Path) 
     for words in (
         ("explain", "big.json"),
         ("cache", "diff", "big.json", "big.json"),
-        ("cache", "merge", "big.json", "out"),
+        ("cache", "merge", "big.json", "-o", "out"),
     ):
         done = pipeline(tmp_path, *(tmp_path / w if w in ("big.json", "out") else w for w in words), bounded=True)
         assert (done.returncode == 7 and "too large" in done.stdout + done.stderr) or "more than the" in done.stderr
@@ -109,5 +109,5 @@ def test_a_gigabyte_is_explained_and_compared_in_bounded_memory(tmp_path: Path) 
 
 @pytest.mark.parametrize("words", [("--cache", "/no/such"), ("--cache", ","), ("--tune-in", "import")])
 def test_what_names_no_cache_is_a_usage_error(tmp_path: Path, words: tuple[str, ...]) -> None:
-    done = pipeline(tmp_path, "image", "tiny", *words)
+    done = pipeline(tmp_path, "build", "tiny", *words)
     assert done.returncode == 2 and "hint: " in done.stderr

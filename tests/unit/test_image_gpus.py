@@ -502,9 +502,10 @@ def test_pip_s_choice_of_torch_for_another_cuda_is_refused() -> None:
 
 
 def test_the_commands_of_a_plan_are_those_that_the_sdk_would_run(tmp_path: Path) -> None:
+    from pipeline.image.printplan import docker_run
+
     from pipeline.image.contain import Sandbox
     from pipeline.image.fill import WORKSPACE
-    from pipeline.image.printplan import docker_run
 
     sandbox = Sandbox("0:0", True, {"B": "2", "A": "1"}, 7, Gpus("cdi", devices=("nvidia.com/gpu=0",)))
     assert docker_run("IMAGE", ["python3"], sandbox) == [

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import subprocess
 import sys
-import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pipeline.__main__ import _parser, main
-from pipeline.commands import COMMANDS
+from pipeline import __version__
+from pipeline.__main__ import main, parser_for
+from pipeline.commands import commands
 from pipeline.contract.commandline import path
 from pipeline.tune.__main__ import main as tuner
 from pipeline.tune.arguments import parser as tuner_parser
@@ -58,7 +60,7 @@ def test_a_reader_of_standard_error_that_leaves_ends_nothing() -> None:
     assert int(done.stdout) > 2  # what is started from now on writes to nobody either
 
 
-@pytest.mark.parametrize("words", [("retune", ""), ("graft", "", "."), ("verify", "")], ids=lambda words: words[0])
+@pytest.mark.parametrize("words", [("cache", "add", "", "."), ("verify", "")], ids=lambda words: words[0])
 def test_an_image_that_is_not_named_is_refused(words: tuple[str, ...]) -> None:
     done = pipeline(*words)
     assert done.returncode == 2
@@ -99,7 +101,7 @@ def test_a_closed_standard_output_is_no_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", [["image", "tiny"], ["tune", "tiny"]])
+@pytest.mark.parametrize("command", [["build", "tiny"], ["tune", "tiny"]])
 def test_a_cache_folder_that_is_a_file_is_one_line_with_the_variable(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = pipeline(*command, env={"XDG_CACHE_HOME": str(tmp_path / "file")})
@@ -108,57 +110,103 @@ def test_a_cache_folder_that_is_a_file_is_one_line_with_the_variable(command: li
     assert "Traceback" not in done.stderr
 
 
-def test_ctrl_c_right_after_the_start_ends_with_130() -> None:
-    for wait in (0.005, 0.02, 0.04):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pipeline", "plan", "DeepSeek-V3", "--tp", "8"], cwd=ROOT, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        time.sleep(wait)
-        assert process.stderr is not None
-        process.send_signal(signal.SIGINT)
-        said = process.stderr.read()
-        process.stderr.close()
-        status = process.wait()
-        # Before our first line runs, the interpreter itself answers: it dies by the signal, which a shell calls 130, or,
-        # while it reads its own `site` and `runpy`, ends with 1 and its own words.
-        own_words = "init_import_site" in said or "Could not import runpy module" in said
-        assert status in (130, 0, -signal.SIGINT) or (status == 1 and own_words), said
-        assert status != 130 or "Traceback" not in said
+def test_an_interrupted_command_ends_with_130_and_one_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.commands.plan.plan_from", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    try:
+        assert main(["plan", "tiny"]) == 130
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
+    assert capsys.readouterr().err == "interrupted\n"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_offers_no_empty_choice(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    def offered(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
-        for action in parser._actions:
-            for choice in action.choices or ():
-                yield action.dest, choice
-            if isinstance(action, argparse._SubParsersAction):
-                for below in action.choices.values():
-                    yield from offered(below)
+def every_action(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for one in action.choices.values():
+                yield from every_action(one)
+        else:
+            yield action
 
-    assert [dest for dest, choice in offered(_parser([command])) if not choice] == []
-    if command == "image":
-        with pytest.raises(SystemExit, match="0"):
-            main([command, "--help"])
-        assert "--strategy {synchronized,leader,independent,sharded}" in capsys.readouterr().out
-        for wrong in ("", "none"):
-            assert main([command, "tiny", "--judge", wrong]) == 2
-            assert f"invalid choice: {wrong!r}" in capsys.readouterr().err
+
+@pytest.mark.parametrize("name", [name for name, _ in commands()], ids=" ".join)
+def test_each_help_begins_with_examples_that_parse(name: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([*name, "--help"])
+    said = capsys.readouterr().out
+    assert said.splitlines()[0].startswith(f"usage: pipeline {' '.join(name)} [options]")
+    assert said.index("examples:") < said.index("options:")
+    command = dict(commands())[name]
+    assert command.examples
+    for example in command.examples:
+        assert f"  pipeline {' '.join(name)} {example}".rstrip() in said.splitlines()
+        words = [*name, *shlex.split(example)]
+        assert parser_for(words).parse_args(words).execute
+    assert [action.dest for action in every_action(parser_for(name)) if "" in (action.choices or ())] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (["bild"], "there is no command 'bild'", "did you mean `pipeline build`?"),
+        (["check"], "there is no command 'check'", "did you mean `pipeline versions check`?"),
+        (["versions", "snyc"], "there is no command 'versions snyc'", "did you mean `pipeline versions sync`?"),
+        (["cache", "zz"], "there is no command 'cache zz'", "commands: ls, "),
+        ([""], "there is no command ''", "commands: build, "),
+        (["build", "tiny", "--retun"], "unrecognized arguments: --retun", "did you mean --retune?"),
+        (["build", "tiny", "--judg", "on"], "unrecognized arguments: --judg on", "did you mean --judge?"),
+        (["--verbos", "plan", "tiny"], "unrecognized arguments: --verbos", "did you mean --verbose?"),
+        (["plan", "tiny", "-v", "-q"], "argument -q/--quiet: not allowed with argument -v/--verbose", "see `pipeline"),
+        (["build", "tiny", "--judge", ""], "argument --judge: invalid choice: ''", "see `pipeline build --help`"),
+    ],
+)
+def test_a_slip_is_one_line_with_what_was_meant(
+    words: list[str], error: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"error: {error}")
+    assert second.startswith(f"hint: {hint}")
+
+
+@pytest.mark.parametrize("words", [[], ["versions"], ["-q"]])
+def test_without_a_command_the_help_is_shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    assert "commands:" in capsys.readouterr().out
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "pipeline.__version__"}
+    assert capsys.readouterr().out == f"pipeline {__version__}\n"
+
+
+def test_quiet_leaves_errors_and_verbose_says_where_they_arose(tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    assert "wrote" in pipeline("plan", "tiny", "-o", str(out)).stderr
+    assert pipeline("-q", "plan", "tiny", "-o", str(out)).stderr == ""
+    wrong = ("plan", "no-such-model/at-all/here")
+    assert pipeline(*wrong, "-q").stderr.startswith("error: ")
+    assert "Traceback" not in pipeline(*wrong).stderr
+    assert "Traceback" in pipeline(*wrong, "-v").stderr
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["plan", "tiny", "--out", ""],
-        ["plan", "tiny", "--out", " "],
-        ["verify", "tuned/tiny:1", "--out", ""],
-        ["cache", "merge", "one.json", ""],
-        ["cache", "export", "tuned/tiny:1", ""],
-        ["sync", "--root", ""],
-        ["bump", "--root", "", "TORCH_VERSION=1"],
-        ["image", "tiny", "--previous", ""],
-        ["audit", ""],
+        ["plan", "tiny", "--output", ""],
+        ["plan", "tiny", "-o", " "],
+        ["verify", "tuned/tiny:1", "-o", ""],
+        ["cache", "merge", "one.json", "-o", ""],
+        ["cache", "export", "tuned/tiny:1", "-o", ""],
+        ["versions", "sync", "--root", ""],
+        ["versions", "bump", "--root", "", "TORCH_VERSION=1"],
+        ["build", "tiny", "--previous", ""],
         ["pipeline.tune", "plan.json", ""],
         ["pipeline.tune", "plan.json", "out", "--state", ""],
         ["pipeline.tune.replay", "--out", ""],
@@ -179,15 +227,7 @@ def test_an_empty_path_is_not_the_current_folder(
 
 
 def test_no_argument_takes_a_path_that_may_be_empty() -> None:
-    def arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                for one in action.choices.values():
-                    yield from arguments(one)
-            else:
-                yield action
-
-    parsers = [tuner_parser(), replay_parser(), *(_parser([command]) for command in COMMANDS)]
-    found = [action for parser in parsers for action in arguments(parser)]
+    parsers = [tuner_parser(), replay_parser(), *(parser_for(name) for name, _ in commands())]
+    found = [action for parser in parsers for action in every_action(parser)]
     assert any(action.type is path for action in found)
     assert not [action.dest for action in found if action.type is Path]

@@ -42,7 +42,7 @@ def make(tmp_path: Path, *words: str) -> list[str]:
 def test_no_shell_reads_a_value(value: str, tmp_path: Path) -> None:
     said = make(tmp_path, "image", f"MODEL={value}", f"IMAGE={value}", f"BASE_IMAGE={value}")
     plain = value.replace("$$", "$")
-    assert said[:4] == ["-m", "pipeline", "image", plain]
+    assert said[:4] == ["-m", "pipeline", "build", plain]
     assert said[said.index("--image") + 1] == plain
     assert said[said.index("--base-image") + 1] == plain
     assert not (tmp_path / "pwned").exists()
@@ -57,7 +57,7 @@ def test_switches_know_no(value: str, on: bool, tmp_path: Path) -> None:
 
 
 def test_what_is_not_set_is_not_handed_on(tmp_path: Path) -> None:
-    assert make(tmp_path, "image", "MODEL=tiny") == ["-m", "pipeline", "image", "tiny"]
+    assert make(tmp_path, "image", "MODEL=tiny") == ["-m", "pipeline", "build", "tiny"]
     assert make(tmp_path, "plan", "MODEL=tiny", "TP=2") == ["-m", "pipeline", "plan", "tiny", "--tp", "2"]
 
 

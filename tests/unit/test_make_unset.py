@@ -10,9 +10,9 @@ from pipeline.__main__ import main
 @pytest.mark.parametrize(
     "words, missing, variable",
     [
-        (("cache", "pull", "oci://localhost:1/caches:h200", ""), "no directory was named", "DIR="),
-        (("attest", "verify", ""), "no image was named", "IMAGE="),
-        (("release",), "nothing to release was named", "MATRIX="),
+        (("cache", "pull", "oci://localhost:1/caches:h200", "-o", ""), "an empty path", "--output"),
+        (("attestation", "verify", ""), "no image was named", "IMAGE="),
+        (("release", "run"), "nothing to release was named", "MATRIX="),
     ],
 )
 def test_what_is_missing_is_named_by_its_variable(

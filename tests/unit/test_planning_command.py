@@ -29,7 +29,7 @@ def refused(capsys, *words):
 
 def test_table_and_json_are_the_same_plan(capsys, tmp_path):
     out = tmp_path / "deep" / "plan.json"
-    assert main(["plan", "tiny", "--tp", "2", *FIXED, "--out", str(out)]) == 0
+    assert main(["plan", "tiny", "--tp", "2", *FIXED, "--output", str(out)]) == 0
     table = capsys.readouterr().out
     assert main(["plan", "tiny", "--tp", "2", *FIXED, "--json"]) == 0
     plan = Plan.from_json(json.loads(capsys.readouterr().out))
@@ -106,7 +106,7 @@ def test_one_architecture_many_spellings(capsys, spelled):
         (["Tiny2"], "did you mean tiny?"),
         (["./no-such-folder"], "no such file or folder"),
         (["tiny", "--seed", "x"], "--seed=x is not a whole number"),
-        (["tiny", "--out", "/dev/null/x"], "--out takes a file"),
+        (["tiny", "--output", "/dev/null/x"], "name a file"),
     ],
 )
 def test_bad_input_is_one_line_and_a_hint(capsys, words, said):

@@ -137,7 +137,7 @@ def test_a_verdict_on_something_else_is_none(change: dict[str, Any], said: str) 
     with pytest.raises(NotReplayed, match="no replay verdict for") as caught:
         proofs(verdict(level="static"), [verdict(**change)])
     assert any(said in line for line in caught.value.details), caught.value.details
-    assert "pipeline verify IMAGE --out FILE" in caught.value.hint
+    assert "pipeline verify IMAGE --output FILE" in caught.value.hint
 
 
 def test_a_static_verdict_is_no_proof() -> None:

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
-from cache_samples import manifest
-from cache_samples import plan as sample_plan
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.__main__ import main
 from pipeline.contract.errors import UsageError
-from pipeline.contract.key import Key
 from pipeline.contract.manifest import Covered
 from pipeline.contract.plan import Layout, OpPlan, Plan
 from pipeline.flashinfer.leader import LeaderUnfit
 from pipeline.flashinfer.ops import TUNED_AS, is_skipped
-from pipeline.image import retune
-from pipeline.image.caches import Baked
 from pipeline.tune.__main__ import main as tuner
 from pipeline.tune.agreement import EntryElsewhere, GpuShared, Held, RankResult, TacticsDiffer, merge, one_gpu_each
 from pipeline.tune.doubts import MEASURED_NOTHING, ONE_CANDIDATE, doubt, doubtful, least_ms
@@ -99,48 +91,14 @@ def test_a_leader_is_refused_before_anything_is_started(
     monkeypatch.setattr("signal.signal", lambda *_: None)  # the tuner's own handler is not for this process
     words = ["tiny-moe", "--tp", "4", "--ep", "4", "--device", "cpu"]
     file = tmp_path / "plan.json"
-    assert main(["plan", *words, "--out", str(file)]) == 0
+    assert main(["plan", *words, "--output", str(file)]) == 0
     capsys.readouterr()
-    assert main(["image", *words, "--strategy", "leader"]) == 2
+    assert main(["build", *words, "--strategy", "leader"]) == 2
     told = capsys.readouterr().err
     assert tuner([str(file), str(tmp_path / "out"), "--strategy", "leader"]) == 2
     for err in (told, capsys.readouterr().err):
         assert err.startswith("error: --strategy leader with EP=4: in an all-to-all")
         assert "hint: use --strategy synchronized or sharded" in err
-
-
-def test_a_leader_is_refused_when_an_image_is_tuned_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once its plan is read, before anything is prepared; a key that is kept as it is, on a GPU elsewhere, may be."""
-
-    class Prepared(UsageError):
-        pass
-
-    def prepare(*_: object) -> None:
-        raise Prepared("prepared")
-
-    def keys(*plans: Plan) -> Callable[..., tuple[Baked, ...]]:
-        made = [manifest(plan=plan)[0] for plan in plans]
-        return lambda *_: tuple(Baked(Key.parse(one.key), tmp_path, one) for one in made)
-
-    how = SimpleNamespace(present=lambda made: made.plan.device == "cpu")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("pipeline.daemon.flow.ensure", lambda **_: None)
-    monkeypatch.setattr(retune, "connected", contextlib.nullcontext)
-    monkeypatch.setattr(retune, "_how", lambda *_: how)
-    monkeypatch.setattr(retune, "prepare", prepare)
-    here = sample_plan()
-    apart = replace(here, layout=Layout(tp=2, ep=2))
-    elsewhere = replace(apart, device="cuda", arch="90a")
-    for plans, told in (
-        ((apart,), "--strategy leader with EP=2: in an all-to-all"),
-        ((here, apart), "--strategy leader with EP=2: in an all-to-all"),
-        ((here, elsewhere), "prepared"),
-    ):
-        monkeypatch.setattr(retune, "_own", keys(*plans))
-        assert main(["retune", "tuned/tiny:1", "--strategy", "leader"]) == 2
-        assert capsys.readouterr().err.startswith(f"error: {told}")
 
 
 def test_dealing_shares_the_work_evenly_and_completely() -> None:

@@ -405,7 +405,7 @@ def test_what_cannot_be_read_is_reported(tmp_path: Path, capsys: pytest.CaptureF
     }
     root = plant(tmp_path, files)
     (root / "Dockerfile").symlink_to("nothing")
-    assert main(["audit", str(root), "--json"]) == 0
+    assert main(["versions", "audit", str(root), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [row["path"] for row in answer["unreadable"]] == [
         "Dockerfile",
@@ -421,18 +421,18 @@ def test_what_cannot_be_read_is_reported(tmp_path: Path, capsys: pytest.CaptureF
 def test_the_text_is_strongest_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files: dict[str, str | bytes] = {**DRIFT, "x/Dockerfile": "FROM a\nARG V_VERSION=1.0\nFROM b\nARG V_VERSION=2.0\n"}
     root = plant(tmp_path, files)
-    assert main(["audit", str(root)]) == 3
+    assert main(["versions", "audit", str(root)]) == 3
     captured = capsys.readouterr()
     heads = [line.partition(":")[0] for line in captured.out.splitlines() if not line.startswith(" ")]
     assert heads == ["certain", "likely", "likely"]
     assert "  1.0  x/Dockerfile:2 (ARG V_VERSION)" in captured.out
     assert "3 findings in" in captured.err and "weaker" in captured.err
-    assert main(["audit", str(root), "--all", "--json"]) == 3
+    assert main(["versions", "audit", str(root), "--all", "--json"]) == 3
     assert len(json.loads(capsys.readouterr().out)["findings"]) > 3
 
 
 def test_what_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", str(tmp_path / "gone")]) == 2
+    assert main(["versions", "audit", str(tmp_path / "gone")]) == 2
     assert "does not exist" in capsys.readouterr().err
 
 

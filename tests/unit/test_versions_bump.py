@@ -96,7 +96,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def bump(root: Path, *words: str) -> int:
-    return main(["bump", *words, "--root", str(root)])
+    return main(["versions", "bump", *words, "--root", str(root)])
 
 
 def contents(root: Path) -> dict[str, bytes]:
@@ -258,7 +258,7 @@ def test_offline_asks_nobody_and_leaves_the_record(
     assert asked == []
     assert (root / RECORD).read_bytes() == record
     assert (
-        f"{RECORD}: has flashinfer-python 0.6.16.post3, 0.7.4 is pinned; `pipeline bump --refresh` records it"
+        f"{RECORD}: has flashinfer-python 0.6.16.post3, 0.7.4 is pinned; `pipeline versions bump --refresh` records it"
         in texts(drift(root))
     )
     assert bump(root, "--refresh") == 0
@@ -290,17 +290,19 @@ def test_names_that_are_one_version_move_together(tmp_path: Path, asked: list[st
 
 def test_a_record_that_is_missing_or_broken(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / RECORD).unlink()
-    said = f"{RECORD}: is missing, so what ffi, flashinfer-python, lone require is not checked; `pipeline bump --refresh` records it"
+    said = f"{RECORD}: is missing, so what ffi, flashinfer-python, lone require is not checked; `pipeline versions bump --refresh` records it"
     assert texts(drift(root)) == [said]
     whole = json.loads((root / "versions.json").read_text())
     plant(root, {"versions.json": json.dumps({**whole, "closures": {}})})
-    assert main(["check", "--root", str(root)]) == 0  # nobody asked for it, but nobody is told that all was checked
+    assert (
+        main(["versions", "check", "--root", str(root)]) == 0
+    )  # nobody asked for it, but nobody is told that all was checked
     captured = capsys.readouterr()
     assert captured.out == "" and f"note: {said}\n" in captured.err
     plant(root, {RECORD: "{"})
     assert any(text.startswith(f"{RECORD}:1:1: ") for text in texts(drift(root)))
     plant(root, {RECORD: '{"packages": {"ffi": []}}'})
-    assert f"{RECORD}: the entry of ffi is not one; `pipeline bump --refresh` records it" in texts(drift(root))
+    assert f"{RECORD}: the entry of ffi is not one; `pipeline versions bump --refresh` records it" in texts(drift(root))
 
 
 def test_a_bump_without_templates_says_what_to_write_by_hand(
@@ -354,12 +356,12 @@ def test_a_build_of_torch_must_fit_cuda(tmp_path: Path) -> None:
 def test_online_names_what_the_index_no_longer_has(
     root: Path, asked: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["check", "--online", "--root", str(root)]) == 0
+    assert main(["versions", "check", "--online", "--root", str(root)]) == 0
     monkeypatch.setitem(INDEX, "lone", {})
-    assert main(["check", "--online", "--root", str(root)]) == 3
+    assert main(["versions", "check", "--online", "--root", str(root)]) == 3
     assert capsys.readouterr().out == "requirements/image.txt:3: the index has no lone 1.0\n"
     monkeypatch.setitem(INDEX, "lone", {"1.0": (">=3.12", ())})
-    assert main(["check", "--online", "--root", str(root)]) == 3
+    assert main(["versions", "check", "--online", "--root", str(root)]) == 3
     out = capsys.readouterr().out
     assert "requirements/image.txt:3: lone 1.0 requires Python >=3.12, versions.json says 3.11 (PYTHON_VERSION)" in out
     assert f"{RECORD}: what lone requires is not what was recorded" in out
@@ -378,7 +380,7 @@ def test_the_nearest_version() -> None:
 
 def test_where_names_every_place(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plant(root, {"docker/build.sh": "echo $FLASHINFER_VERSION\n# $FLASHINFER_VERSION\n"})
-    assert main(["where", "FLASHINFER_VERSION", "--root", str(root)]) == 0
+    assert main(["versions", "usages", "FLASHINFER_VERSION", "--root", str(root)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "docker/Dockerfile:1: ARG: ARG FLASHINFER_VERSION=0.6.16.post3",
         "docker/build.sh:1: reference: echo $FLASHINFER_VERSION",
@@ -388,7 +390,7 @@ def test_where_names_every_place(root: Path, capsys: pytest.CaptureFixture[str])
         "versions.json:4: source: FLASHINFER_VERSION=0.6.16.post3",
     ]
     plant(root, {"docker/Dockerfile": "FROM scratch\nARG FLASHINFER_VERSION=1\n"})
-    assert main(["where", "FLASHINFER_VERSION", "--root", str(root), "--json"]) == 0
+    assert main(["versions", "usages", "FLASHINFER_VERSION", "--root", str(root), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["wrong"] for row in rows if row["wrong"]] == [
         "ARG FLASHINFER_VERSION=1, versions.json says 0.6.16.post3"
@@ -396,7 +398,7 @@ def test_where_names_every_place(root: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_where_of_a_name_that_is_none(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["where", "FLASHINFER_VERSON", "--root", str(root)]) == 2
+    assert main(["versions", "usages", "FLASHINFER_VERSON", "--root", str(root)]) == 2
     assert 'did you mean "FLASHINFER_VERSION"?' in capsys.readouterr().err
 
 
@@ -410,7 +412,7 @@ def test_our_record_is_of_what_is_pinned() -> None:
 def test_bumps_at_the_same_time_all_arrive(root: Path) -> None:
     """Each waits for the one before it: none is lost although all say that they wrote."""
     moves = ["FLASHINFER_VERSION=0.7.4", "FFI_VERSION=0.1.6", "LONE_VERSION=2.0"]
-    command = [sys.executable, "-m", "pipeline", "bump", "--offline", "--root", str(root)]
+    command = [sys.executable, "-m", "pipeline", "versions", "bump", "--offline", "--root", str(root)]
     started = [subprocess.Popen([*command, move], cwd=ROOT, stdout=subprocess.DEVNULL) for move in moves]
     assert [one.wait(timeout=120) for one in started] == [0, 0, 0]
     assert [f"{name}={load(root)[name]}" for name in ("FLASHINFER_VERSION", "FFI_VERSION", "LONE_VERSION")] == moves
@@ -428,7 +430,17 @@ def test_what_was_edited_in_the_meantime_is_not_written_over(root: Path) -> None
 
 
 def test_a_reader_that_goes_away_leaves_nothing_unwritten(root: Path) -> None:
-    command = [sys.executable, "-m", "pipeline", "bump", "LONE_VERSION=2.0", "--offline", "--root", str(root)]
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline",
+        "versions",
+        "bump",
+        "LONE_VERSION=2.0",
+        "--offline",
+        "--root",
+        str(root),
+    ]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
     process.stdout.close()
@@ -440,7 +452,7 @@ def test_a_reader_that_goes_away_leaves_nothing_unwritten(root: Path) -> None:
     ("refused", "hint"),
     [
         ("versions.json", "make it writable, then repeat the command; nothing was written"),
-        ("docker/Dockerfile", "versions.json is written: make this writable, then run `pipeline sync`"),
+        ("docker/Dockerfile", "versions.json is written: make this writable, then run `pipeline versions sync`"),
     ],
 )
 def test_a_file_that_cannot_be_written_has_the_hint_that_helps(

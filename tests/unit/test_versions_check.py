@@ -1,4 +1,4 @@
-"""Rendering, and what `pipeline check` finds with and without templates."""
+"""Rendering, and what `pipeline versions check` finds with and without templates."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ def test_a_changed_file_is_found_with_a_diff(tmp_path: Path) -> None:
     root = templated(tmp_path)
     plant(root, {"docker/Dockerfile": "ARG A_VERSION=1.2\nFROM scratch\nARG B=x-1.2\n# by hand\n"})
     (found,) = drift(root)
-    assert found.text() == "docker/Dockerfile:4: differs from its template; run `pipeline sync`"
+    assert found.text() == "docker/Dockerfile:4: differs from its template; run `pipeline versions sync`"
     assert "-# by hand" in found.diff
 
 
 def test_a_missing_file_is_found(tmp_path: Path) -> None:
     root = templated(tmp_path)
     (root / "requirements/all.txt").unlink()
-    assert texts(drift(root)) == ["requirements/all.txt: is missing; `pipeline sync` writes it"]
+    assert texts(drift(root)) == ["requirements/all.txt: is missing; `pipeline versions sync` writes it"]
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_a_bad_template_has_its_place(tmp_path: Path, template: str | bytes, exp
     with pytest.raises(TemplatesInvalid) as caught:
         render(root, load(root))
     assert any(expected in line for line in texts(caught.value.findings)), texts(caught.value.findings)
-    assert main(["check", "--root", str(root)]) == 2
-    assert main(["sync", "--root", str(root)]) == 2
+    assert main(["versions", "check", "--root", str(root)]) == 2
+    assert main(["versions", "sync", "--root", str(root)]) == 2
     assert not (root / "docker").exists()
 
 
@@ -137,7 +137,7 @@ def test_a_template_without_end_is_a_finding(
 ) -> None:
     template = "ARG A_VERSION={{ A_VERSION }}\nFROM scratch\n" + body
     root = plant(tmp_path, {"versions.json": source({"A_VERSION": "1"}), "templates/Dockerfile.j2": template})
-    assert main(["check", "--root", str(root)]) == 2
+    assert main(["versions", "check", "--root", str(root)]) == 2
     assert f"templates/Dockerfile.j2: cannot be rendered: {expected}; is there" in capsys.readouterr().out
 
 
@@ -174,14 +174,14 @@ def test_fix_waits_for_whoever_changes_the_tree(
         return ["docker/Dockerfile"]
 
     monkeypatch.setattr("pipeline.versions.sync.sync", write)
-    assert main(["check", "--fix", "--root", str(root)]) == 0
+    assert main(["versions", "check", "--fix", "--root", str(root)]) == 0
     assert held == [True] and "wrote docker/Dockerfile" in capsys.readouterr().err
 
 
 def test_a_bad_template_hides_no_other_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = templated(tmp_path)
     plant(root, {"templates/bad.j2": "{% if %}", "docker/x.Dockerfile": "FROM scratch\nARG A_VERSION=2\n"})
-    assert main(["check", "--root", str(root)]) == 2
+    assert main(["versions", "check", "--root", str(root)]) == 2
     out = capsys.readouterr().out
     assert "templates/bad.j2:1: not a template" in out
     assert "docker/x.Dockerfile:2: ARG A_VERSION=2, versions.json says 1.2" in out
@@ -475,12 +475,12 @@ def test_a_file_that_vanishes_while_it_is_read(tmp_path: Path, monkeypatch: pyte
 
 def test_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tree(tmp_path, {"docker/a,b:c%.Dockerfile": "FROM scratch\nARG TORCH_VERSION=1\n"})
-    assert main(["check", "--root", str(root), "--format", "text"]) == 3
+    assert main(["versions", "check", "--root", str(root), "--format", "text"]) == 3
     assert capsys.readouterr().out == "docker/a,b:c%.Dockerfile:2: ARG TORCH_VERSION=1, versions.json says 2.13.0\n"
-    assert main(["check", "--root", str(root), "--format", "json"]) == 3
+    assert main(["versions", "check", "--root", str(root), "--format", "json"]) == 3
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["path"], row["line"], row["rule"]) == ("docker/a,b:c%.Dockerfile", 2, "ARG")
-    assert main(["check", "--root", str(root), "--format", "github"]) == 3
+    assert main(["versions", "check", "--root", str(root), "--format", "github"]) == 3
     assert capsys.readouterr().out == (
         "::error file=docker/a%2Cb%3Ac%25.Dockerfile,line=2,title=versions::"
         "ARG TORCH_VERSION=1, versions.json says 2.13.0\n"
@@ -490,15 +490,15 @@ def test_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_clean_tree_prints_nothing_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tree(tmp_path, {})
     for how in ("text", "github"):
-        assert main(["check", "--root", str(root), "--format", how]) == 0
+        assert main(["versions", "check", "--root", str(root), "--format", how]) == 0
         assert capsys.readouterr().out == ""
-    assert main(["check", "--root", str(root), "--format", "json"]) == 0
+    assert main(["versions", "check", "--root", str(root), "--format", "json"]) == 0
     assert capsys.readouterr().out == "[]\n"
 
 
 def test_a_bad_source_is_printed_in_the_chosen_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = plant(tmp_path, {"versions.json": '{"variable": {"A": {"default": "1",}, "A": {}}}'})
-    assert main(["check", "--root", str(root), "--format", "github"]) == 2
+    assert main(["versions", "check", "--root", str(root), "--format", "github"]) == 2
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all(line.startswith("::error file=versions.json,line=1,col=") for line in lines)
 
@@ -506,14 +506,14 @@ def test_a_bad_source_is_printed_in_the_chosen_format(tmp_path: Path, capsys: py
 def test_fix_renders_and_then_judges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = templated(tmp_path)
     plant(root, {"docker/Dockerfile": "FROM scratch\n"})
-    assert main(["check", "--root", str(root)]) == 3
-    assert main(["check", "--root", str(root), "--fix"]) == 0
+    assert main(["versions", "check", "--root", str(root)]) == 3
+    assert main(["versions", "check", "--root", str(root), "--fix"]) == 0
     assert "wrote docker/Dockerfile" in capsys.readouterr().err
 
 
 def test_a_note_is_no_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tree(tmp_path, {"requirements/a.txt": "-r gone.txt\n"})
-    assert main(["check", "--root", str(root)]) == 0
+    assert main(["versions", "check", "--root", str(root)]) == 0
     captured = capsys.readouterr()
     assert captured.out == "" and "requirements/a.txt:1: includes gone.txt, which is not there" in captured.err
 

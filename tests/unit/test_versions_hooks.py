@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.commands import COMMANDS
+from pipeline.commands import commands
 from pipeline.versions import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,9 +23,9 @@ def hooks() -> dict[str, dict[str, object]]:
 
 def test_hooks_call_commands_that_are_there() -> None:
     for hook in hooks().values():
-        program, command = str(hook["entry"]).split()[:2]
+        program, *words = str(hook["entry"]).split()
         assert program in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
-        assert command in COMMANDS
+        assert tuple(words) in dict(commands())
         assert hook["pass_filenames"] is False
 
 
@@ -47,7 +47,7 @@ def test_the_workflow_runs_the_check_with_annotations_and_no_rights() -> None:
     assert "pull_request" in triggers
     assert workflow["permissions"] == {"contents": "read"}
     runs = [step.get("run", "") for step in workflow["jobs"]["check"]["steps"]]
-    assert runs[-1] == "python -m pipeline check --format github"
+    assert runs[-1] == "python -m pipeline versions check --format github"
     assert not any(re.search(r"\d+\.\d+", run) for run in runs), "a version stands in versions.json alone"
 
 
@@ -77,4 +77,4 @@ def test_the_preset_reads_every_package_of_versions_json() -> None:
 def test_the_bot_is_told_which_command_to_run() -> None:
     preset = json.loads((ROOT / "renovate" / "versions.json").read_text(encoding="utf-8"))
     tasks = [rule["postUpgradeTasks"]["commands"] for rule in preset["packageRules"] if "postUpgradeTasks" in rule]
-    assert tasks == [["pipeline bump --refresh"]]
+    assert tasks == [["pipeline versions bump --refresh"]]

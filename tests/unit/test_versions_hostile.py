@@ -46,8 +46,8 @@ def test_a_fifo_as_source_in_an_audit_and_for_args(tmp_path: Path, capsys: pytes
         load(tmp_path)
     assert texts(look(tmp_path).unreadable) == ["versions.json: is no ordinary file"]
     os.mkfifo(tmp_path / "p.txt")
-    assert main(["args", str(tmp_path / "p.txt")]) == 2
-    assert main(["pins", str(tmp_path / "p.txt")]) == 2
+    assert main(["versions", "args", str(tmp_path / "p.txt")]) == 2
+    assert main(["versions", "pins", str(tmp_path / "p.txt")]) == 2
     assert capsys.readouterr().err.count("p.txt: is no ordinary file") == 2
 
 
@@ -64,7 +64,12 @@ def test_what_is_no_ordinary_file_among_templates(tmp_path: Path, capsys: pytest
             one.bind("sock.j2")
         finally:
             os.chdir(here)
-    for words in (["check"], ["sync"], ["where", "TORCH_VERSION"], ["bump", "--offline", "TORCH_VERSION=3.0"]):
+    for words in (
+        ["versions", "check"],
+        ["versions", "sync"],
+        ["versions", "usages", "TORCH_VERSION"],
+        ["versions", "bump", "--offline", "TORCH_VERSION=3.0"],
+    ):
         assert main([*words, "--root", str(root)]) == 2
         captured = capsys.readouterr()
         for name in ("pipe.j2", "sub/plain", "sock.j2"):
@@ -88,10 +93,10 @@ def test_a_file_that_vanishes_while_the_tree_is_read(
 
     monkeypatch.setattr(os, "stat", vanish)
     if not gone.startswith("templates"):
-        assert main(["audit", str(root)]) == 0
+        assert main(["versions", "audit", str(root)]) == 0
         assert f"note: {gone}: cannot be read: No such file or directory" in capsys.readouterr().err
         plant(root, {gone: "# none\n" if gone.endswith("txt") else REACHED})
-    assert main(["check", "--root", str(root)]) in (2, 3)
+    assert main(["versions", "check", "--root", str(root)]) in (2, 3)
     assert f"{gone}: is missing" in capsys.readouterr().out
     monkeypatch.undo()
     assert not (root / gone).exists()
@@ -112,13 +117,13 @@ def test_nothing_hides_behind_a_nul_or_a_size(tmp_path: Path, capsys: pytest.Cap
         "docker/b.Dockerfile: is too large to be looked at",
         "docker/c.hcl: is no text",
     ]
-    assert main(["args", str(root / "docker/a.Dockerfile")]) == 2
+    assert main(["versions", "args", str(root / "docker/a.Dockerfile")]) == 2
     assert capsys.readouterr().err == f"{root}/docker/a.Dockerfile: is no text\n"
 
 
 def test_args_of_utf16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = plant(tmp_path, {"Dockerfile": REACHED.encode("utf-16")}) / "Dockerfile"
-    assert main(["args", str(path)]) == 2
+    assert main(["versions", "args", str(path)]) == 2
     assert capsys.readouterr().err == f"{path}: is UTF-16, which BuildKit does not read\n"
 
 
@@ -165,7 +170,7 @@ def test_a_file_of_twenty_thousand_lines(tmp_path: Path, path: str, lines: list[
 def test_a_long_row_of_files_that_include_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tree(tmp_path, {f"requirements/r{number}.txt": f"-r r{number + 1}.txt\n" for number in range(60)})
     assert texts(drift(root))[-1] == "requirements/r59.txt:1: includes r60.txt, behind 50 other files"
-    assert main(["pins", str(root / "requirements/r0.txt")]) == 2
+    assert main(["versions", "pins", str(root / "requirements/r0.txt")]) == 2
     assert capsys.readouterr().err == f"{root}/requirements/r50.txt:1: includes r51.txt, behind 50 other files\n"
 
 
@@ -184,7 +189,7 @@ def test_half_a_surrogate_pair(where: str) -> None:
 
 def test_half_a_surrogate_pair_in_a_bake_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bake = '{"variable": {"TORCH_VERSION": {"default": "\\ud800"}}}'
-    assert main(["check", "--root", str(tree(tmp_path, {"docker/b.json": bake}))]) == 3
+    assert main(["versions", "check", "--root", str(tree(tmp_path, {"docker/b.json": bake}))]) == 3
     assert "docker/b.json:1: half of a surrogate pair" in capsys.readouterr().out
     whole = '{"variable": {"X": {"default": "\\ud83d\\ude00"}}}'
     assert texts(drift(tree(tmp_path, {"docker/b.json": whole}))) == []
@@ -237,9 +242,9 @@ def test_an_audit_says_where_a_file_is_nested_too_deeply(tmp_path: Path) -> None
 def test_a_word_nested_too_deeply(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     word = "${A:-" * 3000 + "x" + "}" * 3000
     path = plant(tmp_path, {"Dockerfile": f"FROM scratch\nARG A={word}\n"}) / "Dockerfile"
-    assert main(["args", str(path)]) == 2
+    assert main(["versions", "args", str(path)]) == 2
     assert capsys.readouterr().err.splitlines()[0].startswith(f"{path}:2: ")
-    assert main(["args", str(path), "--json"]) == 2
+    assert main(["versions", "args", str(path), "--json"]) == 2
     assert json.loads(capsys.readouterr().out)[0]["value"] is None
 
 
@@ -263,7 +268,7 @@ def test_a_template_that_is_a_link_out_of_the_tree_or_includes_itself(tmp_path: 
 
 def test_what_a_terminal_obeys_is_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tree(tmp_path, {"docker/a\x1b[31m\nb.txt": "TORCH_VERSION=1.0\n"})
-    assert main(["check", "--root", str(root)]) == 3
+    assert main(["versions", "check", "--root", str(root)]) == 3
     out = capsys.readouterr().out
     assert "docker/a\\x1b[31m\\nb.txt:1: " in out
     assert "\x1b" not in out
@@ -272,7 +277,7 @@ def test_what_a_terminal_obeys_is_escaped(tmp_path: Path, capsys: pytest.Capture
 def test_a_bump_to_no_version_blames_the_argument(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tree(tmp_path)
     (root / "versions.json").write_text(source({"TORCH_VERSION": "2.13.0"}, {"TORCH_VERSION": {"packages": ["torch"]}}))
-    assert main(["bump", "--root", str(root), "--offline", "TORCH_VERSION=abc"]) == 2
+    assert main(["versions", "bump", "--root", str(root), "--offline", "TORCH_VERSION=abc"]) == 2
     err = capsys.readouterr().err
     assert "is not a version (PEP 440)" in err
     assert "correct versions.json" not in err

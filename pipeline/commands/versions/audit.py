@@ -1,4 +1,4 @@
-"""`pipeline audit`: find versions that disagree in a repository that is not built this way."""
+"""`pipeline versions audit`: find versions that disagree in a repository that is not built this way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NoTree(UsageError):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `pipeline audit`."""
+    """Add the arguments of `pipeline versions audit`."""
     parser.add_argument("path", type=path, metavar="PATH", help="the root of a repository")
     parser.add_argument("--all", action="store_true", help="also what is only possibly wrong")
     parser.add_argument("--json", action="store_true", help="print an object with findings, unreadable and counts")
@@ -37,7 +37,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     if not arguments.path.is_dir():
         what = "is not a folder" if arguments.path.exists() else "does not exist"
-        raise NoTree(printable(f"{arguments.path} {what}"), hint="`pipeline audit PATH` takes the root of a repository")
+        raise NoTree(printable(f"{arguments.path} {what}"), hint="PATH is the root of a repository")
     report = look(arguments.path)
     found = judge(report.places)
     shown = [one for one in found if arguments.all or one.confidence > Confidence.POSSIBLE]

@@ -1,4 +1,4 @@
-"""`pipeline sync`: render docker/ and requirements/ from versions.json and templates/."""
+"""`pipeline versions sync`: render docker/ and requirements/ from versions.json and templates/."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.contract.exits import Exit
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `pipeline sync`."""
+    """Add the arguments of `pipeline versions sync`."""
     parser.add_argument("--root", type=path, default=Path(), metavar="DIR", help="the tree to render (default: here)")
 
 

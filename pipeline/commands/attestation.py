@@ -1,4 +1,4 @@
-"""`pipeline attest verify IMAGE`: is all there that proves an image in a registry, and does it fit?"""
+"""`pipeline attestation verify IMAGE`: check the signature and attestations of an image in a registry."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ import json
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `attest`."""
-    actions = parser.add_subparsers(dest="action", metavar="verify", required=True)
-    verify = actions.add_parser(
-        "verify", help="check signature, provenance, SBOM, autotune manifest, verdict", allow_abbrev=False
-    )
-    verify.add_argument("image", metavar="IMAGE", help="registry/repository[:tag][@digest]")
-    verify.add_argument("--key", default="", metavar="FILE", help="the public key, cosign.pub, or env://NAME")
-    verify.add_argument(
+    """Add the arguments of `attestation verify`."""
+    parser.add_argument("image", metavar="IMAGE", help="registry/repository[:tag][@digest]")
+    parser.add_argument("--key", default="", metavar="FILE", help="the public key, cosign.pub, or env://NAME")
+    parser.add_argument(
         "--transparency-log", action="store_true", help="the signature must be in the public log as well"
     )
-    verify.add_argument("--json", action="store_true", help="as JSON on stdout")
+    parser.add_argument("--json", action="store_true", help="as JSON on stdout")
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`pipeline bump`: move a version, and everything that is tied to it."""
+"""`pipeline versions bump`: move a version, and everything that is tied to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class BadMove(UsageError):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `pipeline bump`."""
+    """Add the arguments of `pipeline versions bump`."""
     parser.add_argument("moves", nargs="*", metavar="NAME=VERSION", help="e.g. FLASHINFER_VERSION=0.7.4")
     parser.add_argument("--latest", action="append", default=[], metavar="NAME", help="move to the newest on the index")
     parser.add_argument("--refresh", action="store_true", help="record anew what every pinned package requires")
@@ -37,7 +37,7 @@ def execute(arguments: argparse.Namespace) -> int:
     for text in arguments.moves:
         name, equals, value = text.partition("=")
         if not equals or not name or not value:
-            raise BadMove(f"{text!r} is not NAME=VERSION", hint="e.g. `pipeline bump FLASHINFER_VERSION=0.7.4`")
+            raise BadMove(f"{text!r} is not NAME=VERSION", hint="e.g. FLASHINFER_VERSION=0.7.4")
         if name in values:
             raise BadMove(f"{name} is given twice")
         values[name] = value
@@ -45,7 +45,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if both:
         raise BadMove(f"{min(both)} is given a version and `--latest`")
     if not values and not arguments.latest and not arguments.refresh:
-        raise BadMove("nothing to move", hint="`pipeline bump NAME=VERSION`, `--latest NAME` or `--refresh`")
+        raise BadMove("nothing to move", hint="`pipeline versions bump NAME=VERSION`, `--latest NAME` or `--refresh`")
     wishes = Wishes(
         values,
         tuple(arguments.latest),

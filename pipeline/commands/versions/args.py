@@ -1,4 +1,4 @@
-"""`pipeline args`: the ARGs of Dockerfiles, with the values that BuildKit gives them."""
+"""`pipeline versions args`: the ARGs of Dockerfiles, with the values that BuildKit gives them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BadFrontend(UsageError):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `pipeline args`."""
+    """Add the arguments of `pipeline versions args`."""
     parser.add_argument("files", nargs="+", type=path, metavar="FILE", help="a Dockerfile")
     parser.add_argument("--json", action="store_true", help="print an array of file, line, stage, name, value")
     parser.add_argument(

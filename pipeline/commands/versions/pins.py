@@ -1,4 +1,4 @@
-"""`pipeline pins`: the requirements of requirements files, those that they include among them."""
+"""`pipeline versions pins`: the requirements of requirements files, those that they include among them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `pipeline pins`."""
+    """Add the arguments of `pipeline versions pins`."""
     parser.add_argument("files", nargs="+", type=path, metavar="FILE", help="a requirements file")
     parser.add_argument("--json", action="store_true", help="print an array of file, line, name, specifier, marker")
 

@@ -1,4 +1,4 @@
-"""`pipeline where`: every place that a version reaches."""
+"""`pipeline versions usages`: every place that a version reaches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class UnknownName(UsageError):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `pipeline where`."""
+    """Add the arguments of `pipeline versions usages`."""
     parser.add_argument("name", metavar="NAME", help="e.g. FLASHINFER_VERSION")
     parser.add_argument("--json", action="store_true", help="print an array of path, line, name, kind, text, wrong")
     parser.add_argument("--root", type=path, default=Path(), metavar="DIR", help="the tree (default: here)")
@@ -32,7 +32,9 @@ def execute(arguments: argparse.Namespace) -> int:
     versions = load(arguments.root)
     if arguments.name not in versions:
         governor = versions.governors().get(canonical(arguments.name))
-        said = f"; {arguments.name} is governed by {governor}: `pipeline where {governor}`" if governor else ""
+        said = (
+            f"; {arguments.name} is governed by {governor}: `pipeline versions usages {governor}`" if governor else ""
+        )
         hint = (said or near(arguments.name, versions)).removeprefix("; ") or f"names stand in {FILE}"
         raise UnknownName(f"{FILE} has no {arguments.name}", hint=hint)
     sites = where(arguments.root, versions, arguments.name)

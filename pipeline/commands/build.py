@@ -1,4 +1,4 @@
-"""`pipeline image MODEL`: plan, tune inside the build, bake, verify, name."""
+"""`pipeline build MODEL`: plan, tune inside the build, bake, verify, tag."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pipeline.image.arguments import add_result_arguments, add_tuning_arguments,
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `image`."""
+    """Add the arguments of `build`."""
     add_tuning_arguments(parser)
     add_result_arguments(parser, "from model, GPU, key")
-    parser.add_argument("--print-plan", action="store_true", help="print the commands and run none of them")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -21,13 +20,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from pipeline.image.flow import build_image
     from pipeline.image.report import show
 
-    request = request_from(arguments)
-    if arguments.print_plan:
-        from pipeline.image.printplan import print_plan
-
-        print("\n".join(print_plan(request)))
-        return 0
-    outcome = build_image(request)
+    outcome = build_image(request_from(arguments))
     if arguments.json:
         json.dump(outcome.to_json(), sys.stdout, indent=2)
         sys.stdout.write("\n")

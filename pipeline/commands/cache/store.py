@@ -1,7 +1,9 @@
-"""The host's store of tuned caches as `pipeline cache` sees it: listed, measured, pruned."""
+"""`pipeline cache rm`, and the host's store of caches as the other commands see it."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
 import shutil
 import time
@@ -11,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.contract.digest import sha256_file
+from pipeline.contract.errors import DockerError, UsageError
+from pipeline.contract.exits import Exit
 from pipeline.contract.places import MANIFEST_FILE
 from pipeline.contract.record import Host
 from pipeline.contract.scratch import scratch
@@ -104,9 +108,6 @@ def used_manifests() -> set[str]:
 
     Raises an `DockerError` where no engine answers: without one, nothing can be called unused.
     """
-    import contextlib
-
-    from pipeline.contract.errors import DockerError
     from pipeline.daemon import connect, find
 
     engine = find()
@@ -156,3 +157,76 @@ def remove(entry: StoreEntry) -> None:
         except FileNotFoundError:  # another prune was faster
             return
         shutil.rmtree(aside)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cache rm`."""
+    parser.add_argument("entries", nargs="*", metavar="ENTRY", help="an entry of the store, or the start of its name")
+    parser.add_argument("--older-than", type=_days, metavar="DAYS", help="entries made longer ago")
+    parser.add_argument(
+        "--max-size",
+        type=_bytes,
+        metavar="SIZE",
+        help="unused entries, then the oldest ones, until the rest fits",
+    )
+    parser.add_argument("--unused", action="store_true", help="entries that no image here was baked from")
+    parser.add_argument("--dry-run", action="store_true", help="say what would go, and remove nothing")
+
+
+def _days(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if float(text) >= 0:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of days")
+
+
+def _bytes(text: str) -> int:
+    units = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
+    number = text.rstrip("kKmMgG")
+    unit = text[len(number) :].lower()
+    if number.isdecimal() and unit in units:
+        return int(number) * units[unit]
+    raise argparse.ArgumentTypeError(f"{text!r} is not a size: 500M, 2G")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Remove what was chosen; print a line for each."""
+    from pipeline import log
+    from pipeline.versions.findings import counted
+
+    given = arguments.older_than is not None or arguments.max_size is not None or arguments.unused
+    if bool(arguments.entries) == given:
+        raise UsageError(
+            "name entries, or give filters; not both" if given else "name an entry, or give at least one filter",
+            hint="`pipeline cache ls` names entries; filters: --older-than DAYS, --max-size SIZE, --unused",
+        )
+    try:
+        used = used_manifests()
+    except DockerError as error:
+        if arguments.unused:
+            raise
+        if not arguments.entries:
+            log.note(f"{error.message}: age alone decides")
+        used = set()
+    chosen = [(one, "named") for one in _named(arguments.entries)] or select(
+        stored(), older_than=arguments.older_than, max_size=arguments.max_size, unused=arguments.unused, used=used
+    )
+    for entry, why in chosen:
+        print(f"{entry.place.name}  {entry.size} bytes  {why}")
+        if not arguments.dry_run:
+            remove(entry)
+    verb = "would remove" if arguments.dry_run else "removed"
+    log.note(f"{verb} {counted(len(chosen), 'cache')}, {sum(entry.size for entry, _ in chosen)} bytes")
+    return int(Exit.OK)
+
+
+def _named(names: Sequence[str]) -> list[StoreEntry]:
+    """The entries that names, or their beginnings, choose. Raises `UsageError` unless each chooses exactly one."""
+    found = []
+    for name in names:
+        fits = [entry for entry in stored() if entry.place.name.startswith(name)] if name else []
+        if len(fits) != 1:
+            what = f"{len(fits)} entries begin with {name!r}" if fits else f"the store has no entry {name!r}"
+            raise UsageError(what, hint="`pipeline cache ls` lists them")
+        found += fits
+    return found

@@ -1,4 +1,4 @@
-"""`pipeline check`: prove that every version agrees with versions.json."""
+"""`pipeline versions check`: prove that every version agrees with versions.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.contract.exits import Exit
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `pipeline check`."""
+    """Add the arguments of `pipeline versions check`."""
     parser.add_argument("--root", type=path, default=Path(), metavar="DIR", help="the tree to check (default: here)")
     parser.add_argument(
         "--format", choices=("text", "json", "github"), default="text", help="how findings are printed (default: text)"
@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--online", action="store_true", help="ask the index that pip is configured for what packages require"
     )
-    parser.add_argument("--fix", action="store_true", help="run `pipeline sync` first")
+    parser.add_argument("--fix", action="store_true", help="run `pipeline versions sync` first")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -57,7 +57,10 @@ def execute(arguments: argparse.Namespace) -> int:
     if findings:
         log.note(counted(len(findings), "finding"))
         if result.unusable:
-            log.stop(f"{FOLDER}/ cannot be used: see above", f"correct {FOLDER}/ or {FILE}, then run `pipeline sync`")
+            log.stop(
+                f"{FOLDER}/ cannot be used: see above",
+                f"correct {FOLDER}/ or {FILE}, then run `pipeline versions sync`",
+            )
             return int(Exit.USAGE)
         return int(Exit.DRIFT)
     log.note("every version agrees with versions.json")
