@@ -41,20 +41,21 @@ help: ## list targets and variables
 	@echo "             JUDGE_BUDGET JURORS ENGINE ENGINE_ARGS ENGINE_ENV TIMEOUT STORE PYTHON"
 	@echo "             REGISTRY MATRIX TAG MOVE_TAG VERDICT KEY DRY_RUN OUT OCI DIR"
 
-$(VENV)/ready: requirements/host.txt requirements/dev.txt
+$(VENV)/ready: requirements/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { .ci/python-venv && $(PYTHON) -m venv $(VENV); }
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements/host.txt --requirement requirements/dev.txt
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/dev.txt
 	@touch $@
 
 # torch and FlashInfer for the tests that drive the real AutoTuner outside a container; beside it another FlashInfer,
 # since one code base must serve several: the first of tests/tune/other-flashinfer that is not the pinned one.
 $(TUNE_VENV)/ready: requirements/image-cpu.txt tests/tune/other-flashinfer $(VENV)/ready
 	@$(PYTHON) -m venv $(TUNE_VENV)
-	@$(TUNE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements/image-cpu.txt
+	@$(TUNE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement requirements/image-cpu.txt
 	@rm -rf $(TUNE_VENV)/other
-	@$(TUNE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(TUNE_VENV)/other \
-	  "$$(grep -vxFf <(sed 's/ .*//' requirements/image-cpu.txt) tests/tune/other-flashinfer | sed -n 1p)"
+	@grep -vFf <(sed -n 's/^\(flashinfer-python==[^ ]*\) .*/\1 /p' requirements/image-cpu.txt) tests/tune/other-flashinfer | sed -n 1p > $(TUNE_VENV)/other.txt
+	@$(TUNE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target $(TUNE_VENV)/other \
+	  --requirement $(TUNE_VENV)/other.txt
 	@touch $@
 
 image: $(VENV)/ready ## build a tuned image: make image MODEL=tiny [TP=2]

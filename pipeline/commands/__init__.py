@@ -139,7 +139,9 @@ COMMANDS: Mapping[str, Command | Group] = {
         "one source of versions",
         {
             "check": Command(
-                "versions.check", "prove that every version agrees with versions.json", ("", "--fix", "--format github")
+                "versions.check",
+                "prove that every version agrees with versions.json",
+                ("", "--fix", "--format github", "--root DIR --versions docker/versions.json"),
             ),
             "sync": Command("versions.sync", "render docker/ and requirements/ from versions.json", ("",)),
             "bump": Command(
@@ -153,9 +155,6 @@ COMMANDS: Mapping[str, Command | Group] = {
             ),
             "pins": Command(
                 "versions.pins", "print the requirements of requirements files", ("requirements/host.txt",)
-            ),
-            "audit": Command(
-                "versions.audit", "find versions that disagree in a repository that is not built this way", (".",)
             ),
         },
     ),

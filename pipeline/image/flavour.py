@@ -15,7 +15,6 @@ from pipeline.contract.errors import UsageError
 from pipeline.versions import Versions
 
 from . import base as bases
-from . import closures
 from .facts import BaseFacts
 from .wheels import fill
 
@@ -50,7 +49,7 @@ def flavour(
         return Flavour("Dockerfile.overlay")
     requirements = root / "requirements"
     if device == "cpu":
-        house = fill(closures.CPU, requirements / closures.CPU.file, facts, home, logfile)
+        house = fill("image-cpu", requirements, facts, home, logfile)
         return Flavour("Dockerfile", {"wheels": house.path}, house.digest)
     if wanted and not facts.compiler:
         raise BaseIncomplete(
@@ -62,9 +61,8 @@ def flavour(
         client, base, default=versions["COMPILER_IMAGE"], wanted=wanted, suite=versions["DEBIAN_SUITE"], home=home,
         logfile=logfile,
     )  # fmt: skip
-    whole = closures.cuda(versions["CUDA_VERSION"], versions["TORCH_VERSION"])
-    wheels = fill(whole, requirements / whole.file, facts, home, logfile)
-    tools = fill(closures.COMPILER, requirements / closures.COMPILER.file, facts, home, logfile)
+    wheels = fill("image-cuda", requirements, facts, home, logfile)
+    tools = fill("compiler-cuda", requirements, facts, home, logfile)
     return Flavour(
         "Dockerfile.cuda",
         {"wheels": wheels.path, "compiler": tools.path},

@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pipeline.versions.dockerfile import Instruction, read
+from e2b_dockerfile_utils.syntax import DockerfileInstruction as Instruction
+
+from pipeline.versions.dockerfile import read
 
 _DIRECTIVE = re.compile(r"#\s*(syntax|escape|check)\s*=", re.IGNORECASE)
 _FROM = re.compile(r"(?:^--from=|[=,]from=)([^,\s]+)")
@@ -27,7 +29,7 @@ def needed(dockerfile: bytes, target: str) -> bytes:
         return dockerfile
     parts: dict[int, list[Instruction]] = {-1: []}  # by stage; before the first one: ARGs
     for one in found.instructions:
-        at = sum(stage.line <= one.first for stage in found.stages) - 1
+        at = sum(stage.line <= one.start_line for stage in found.stages) - 1
         parts.setdefault(at, []).append(one)
     kept, left = {-1}, [places[target]]
     while left:
@@ -41,7 +43,7 @@ def needed(dockerfile: bytes, target: str) -> bytes:
     out = [line for line in lines[:3] if _DIRECTIVE.match(line)]
     for at in sorted(kept):
         for one in parts[at]:
-            out += lines[one.first - 1 : one.last]
+            out += lines[one.start_line - 1 : one.end_line]
     return "\n".join([*out, ""]).encode()
 
 

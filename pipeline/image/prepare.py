@@ -163,7 +163,7 @@ def _refuse_drift(root: Path, versions: Versions, home: Path) -> None:
         return
     from pipeline.versions.render import render
 
-    rendered = render(root, versions).files
+    rendered = render(root, versions)
     differ = [
         path for path, data in rendered.items() if not (root / path).is_file() or (root / path).read_bytes() != data
     ]

@@ -1,12 +1,11 @@
 """The wheelhouse: pip runs on the host, with the host's own indexes, proxies and certificates, for the image's Python.
 
-Resolve first, download after: what pip would install is read from its report and refused while nothing has been
-fetched that is not wanted. A wheelhouse is complete or absent: it is filled beside its place and renamed into it.
+What it downloads is in a lock with its hash. A wheelhouse is complete or absent: it is filled beside its place and
+renamed into it.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -18,13 +17,13 @@ from pipeline.contract.digest import sha256_json
 from pipeline.contract.errors import BuildError
 from pipeline.contract.scratch import scratch
 from pipeline.run import ProcessFailed, run
+from pipeline.versions.requirements import read_text
 
-from .closures import Closure, listed, normal, refuse_unpinned
 from .facts import BaseFacts
 
 
 class WheelsUnavailable(BuildError):
-    """pip could not resolve or fetch what is pinned."""
+    """pip could not fetch what a lock pins."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +33,6 @@ class Wheelhouse:
     path: Path
     digest: str
     reused: bool
-
-
-def _pins(requirements: Path) -> dict[str, str]:
-    """Name to version of a fully pinned requirements file (rendered by us, so one pin a line)."""
-    from packaging.requirements import Requirement
-
-    found = {}
-    for raw in requirements.read_text(encoding="utf-8").splitlines():
-        line = raw.partition("#")[0].strip()
-        if line:
-            requirement = Requirement(line)
-            found[normal(requirement.name)] = next(iter(requirement.specifier)).version
-    return found
 
 
 def _target(facts: BaseFacts) -> list[str]:
@@ -66,56 +52,36 @@ def _pip(words: Sequence[str], logfile: Path) -> None:
     except ProcessFailed as error:
         said = [line for line in error.details if line.startswith("ERROR")] or list(error.details)
         raise WheelsUnavailable(
-            "pip could not resolve or fetch the pinned wheels",
+            "pip could not fetch the locked wheels",
             details=said[-8:],
-            hint="pip ran with this host's own configuration: `pip config debug` shows it; behind a proxy or a private "
-            "certificate authority set pip's `proxy` and `cert`",
+            hint="pip ran with this host's own configuration: `pip config debug` shows it. torch for CPUs (+cpu) is on "
+            "PyTorch's own index: add that to pip's `extra-index-url`. Where your index has other wheels of the same "
+            "versions, `pipeline versions bump --refresh` locks those",
             log=str(logfile),
         ) from error
 
 
-def _resolvable(closure: Closure, pins: dict[str, str]) -> str:
-    """The pins as pip shall resolve them."""
-    without = closure.without or {}
-    wanted = {name: version for name, version in pins.items() if name not in closure.alone}
-    return "".join(f"{n}=={v}{',' + without[n] if n in without else ''}\n" for n, v in wanted.items())
+def fill(name: str, requirements: Path, facts: BaseFacts, home: Path, logfile: Path) -> Wheelhouse:
+    """Return the wheelhouse of an environment's lock for a base, filling it when it is not there yet.
 
-
-def fill(closure: Closure, requirements: Path, facts: BaseFacts, home: Path, logfile: Path) -> Wheelhouse:
-    """Return the wheelhouse of a closure's requirements file for a base, filling it when it is not there yet."""
-    pins = _pins(requirements)
-    kind = closure.name.removeprefix("image-")
-    recipe = {"requirements": requirements.read_text(encoding="utf-8"), "target": _target(facts), kind: True}
-    digest = sha256_json(recipe)
+    Its identity is the lock's hashes: a wheel that is another one stops the build, and pip names it.
+    """
+    lock = requirements / f"{name}.txt"
+    pins = sorted((pin.name, pin.specifier, pin.hashes) for pin in read_text(lock.read_text(encoding="utf-8"), "").pins)
+    digest = sha256_json({"pins": pins, "target": _target(facts)})
     place = home / "wheels" / digest[:32]
     if place.is_dir():
         return Wheelhouse(place, digest, reused=True)
     place.parent.mkdir(parents=True, exist_ok=True)
     with scratch(place.parent, ".wheels-") as work:
-        resolvable, exact = work / "resolve.txt", work / "exact.txt"
-        resolvable.write_text(_resolvable(closure, pins), encoding="utf-8")
-        report = work / "report.json"
-        with log.step(f"resolve {len(pins)} wheels for Python {facts.python} on {facts.machine}"):
-            _pip(
-                ["install", "--quiet", "--dry-run", "--ignore-installed", "--target", str(work / "none"),
-                 "--report", str(report), *_target(facts), "--requirement", str(resolvable)],
-                logfile,
-            )  # fmt: skip
-            told = json.loads(report.read_text(encoding="utf-8"))
-            if closure.refuse is not None:
-                closure.refuse(told)
-            refuse_unpinned(told, pins)
-        found = {name: f"{name}==={version}" for name, version in listed(told).items()}
-        chosen = [found.get(name, f"{name}=={version}") for name, version in pins.items()]
-        exact.write_text("\n".join(chosen) + "\n", encoding="utf-8")
         wheels = work / "wheels"
-        with log.step("fetch the wheels"):
+        with log.step(f"fetch {len(pins)} wheels for Python {facts.python} on {facts.machine}"):
             _pip(
-                ["download", "--quiet", "--no-deps", "--dest", str(wheels), *_target(facts),
-                 "--requirement", str(exact)],
+                ["download", "--quiet", "--no-deps", "--require-hashes", "--dest", str(wheels), *_target(facts),
+                 "--requirement", str(lock)],
                 logfile,
             )  # fmt: skip
-        shutil.copyfile(requirements, wheels / "requirements.txt")
+        shutil.copyfile(lock, wheels / "requirements.txt")
         for path in wheels.iterdir():
             path.chmod(0o644)
         wheels.chmod(0o755)

@@ -1,291 +1,197 @@
-"""Moving versions: what is asked for, what is tied to it, what that renders, whether it agrees; then all is written.
-
-versions.json ──replace values──▶ rendered files ──check, nothing written yet──▶ findings, or one unified diff
-"""
+"""Move versions: edit versions.json, render, compile the locks, check it all in memory, then write all or nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import index
-from .additions import Addition, additions, edited
-from .agreement import check_meaning
+from packaging.version import InvalidVersion, Version
+
+from pipeline.contract.errors import DriftError, UsageError
+from pipeline.run import ProcessFailed, run
+
+from . import check, lock, source
 from .findings import counted, near
-from .meaning import collect
-from .metadata import applicable, governed_pins, python_version
-from .outcome import Bump, BumpDisagrees, BumpRefused, Move, write
-from .recorded import RECORD, Record, Recorded, dump_record, load_record
-from .relations import canonical
-from .render import render
-from .rendered import unified
-from .requirements import Pin
-from .sites import same_version
-from .source import FILE, SourceInvalid, Versions, load
-from .templates import has_templates
-from .tree import Overlay, Tree, Unreadable, ordinary
-
-__all__ = ["Bump", "BumpDisagrees", "BumpRefused", "Wishes", "bump", "write"]
-
-_ROUNDS = 20
+from .render import has_templates, render, unified, write
+from .source import FILE, Versions
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What the command line asks for."""
+class BumpRequest:
+    """New values by name; names to move to the newest version; and what may happen on the way.
+
+    `refresh` compiles every lock again; `upgrade` names packages whose pins may move (`*`: all of them).
+    """
 
     values: Mapping[str, str]
     latest: tuple[str, ...] = ()
+    refresh: bool = False
+    upgrade: tuple[str, ...] = ()
     offline: bool = False
     allow_downgrade: bool = False
-    refresh: bool = False
 
 
-def bump(root: Path, wishes: Wishes, say: Callable[[str], None]) -> Bump:
-    """Work out a bump without writing anything; raise `BumpRefused`, `BumpDisagrees` or an index error."""
-    return _Bump(root, wishes, say).run()
+@dataclass
+class Outcome:
+    """What would be written: the files that change, what moved, in words, and a diff of all files but the locks."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    moves: list[str] = field(default_factory=list)
+    diff: str = ""
 
 
-class _Bump:
-    def __init__(self, root: Path, wishes: Wishes, say: Callable[[str], None]) -> None:
-        self.root = root
-        self.wishes = wishes
-        self.say = say
-        self.old = load(root)
-        self.tree = Tree(root)
-        self.meaning = collect(self.tree, self.old)
-        self.pins = governed_pins(self.old, self.meaning)
-        self.python = python_version(self.old)
-        self.moves: dict[str, Move] = {}
-        self.new: dict[str, str] = {}  # a name that versions.json lacks -> the one that it will stand behind
-        self.templates: dict[str, bytes] = {}  # those that pin more than before
-
-    def run(self) -> Bump:
-        for name in (*self.wishes.values, *self.wishes.latest):
-            if name not in self.old:
-                raise BumpRefused(f"{FILE} has no {name}", hint=self._meant(name))
-        for name, value in self.wishes.values.items():
-            self._move(name, value)
-        for name in self.wishes.latest:
-            self._move(name, self._newest(name))
-        self._tied()
-        record = self._record()
-        return self._outcome(record)
-
-    def _meant(self, name: str) -> str:
-        """The hint for a name that is not there: a package's, or one like it."""
-        plain = f"{name.upper().replace('-', '_')}_VERSION"
-        meant = plain if plain in self.old else self.old.governors().get(name)
-        said = f'did you mean "{meant}"?' if meant else near(name, self.old).removeprefix("; ")
-        return said or f"names stand in {FILE}"
-
-    def _move(self, name: str, value: str, why: str = "") -> None:
-        old = self.old.variables[name].raw
-        if value != old:
-            self.moves[name] = Move(name, old, value, why)
-
-    def _tied(self) -> None:
-        """Names that are the same version as one that moves."""
-        for name in self.old:
-            other = self.old.relation(name).same_as
-            if other in self.moves and name not in self.wishes.values:
-                self._move(name, self.moves[other].new, f"moves with {other}")
-
-    def _packages(self, name: str) -> list[Pin]:
-        """The pins that a name governs in this tree."""
-        return [self.pins[package] for package in self.old.relation(name).governs() if package in self.pins]
-
-    def _newest(self, name: str) -> str:
-        packages = [pin.name or "" for pin in self._packages(name)] or list(self.old.relation(name).governs())[:1]
-        if not packages:
-            raise BumpRefused(f"{name} governs no package, so no index knows its newest version", hint=f"{name}=…")
-        found = [self._available(package) for package in packages]
-        common = [version for version in found[0] if all(_has(versions, version) for versions in found[1:])]
-        if not common:
-            raise BumpRefused(f"no version of {', '.join(packages)} is common to all of them")
-        return common[0].partition("+")[0]
-
-    def _available(self, package: str, *, pre: bool = False) -> list[str]:
-        if self.wishes.offline:
-            raise BumpRefused(
-                f"`--offline` cannot look up {package}", hint="name the version, or leave `--offline` out"
-            )
-        self.say(f"asking the index for {package}")
-        return index.available(package, self.python, pre=pre)
-
-    def _checked(self) -> Versions:
-        """The source with all moves; refuses downgrades and versions that the index does not have."""
-        try:
-            values = {name: move.new for name, move in self.moves.items() if name not in self.new}
-            new = edited(self.old, values, {name: (self.moves[name].new, at) for name, at in self.new.items()})
-        except SourceInvalid as error:  # the file was right before: what was asked for is not
-            said = "; ".join(finding.message for finding in error.findings)
-            raise BumpRefused(said, hint="name another version; nothing was written") from None
-        for name in self.moves:
-            if name in self.old:
-                self._refuse_downgrade(name, self.old[name], new[name])
-        return new
-
-    def _refuse_downgrade(self, name: str, old: str, new: str) -> None:
-        from packaging.version import InvalidVersion, Version
-
-        try:
-            lower = Version(new) < Version(old)
-        except InvalidVersion:
-            return
-        if lower and not self.wishes.allow_downgrade:
-            raise BumpRefused(f"{name} would go down from {old} to {new}", hint="`--allow-downgrade` if that is meant")
-
-    def _record(self) -> Record | None:
-        """What the pins would require; moves what a moved package requires, until all agrees or no move helps."""
-        known, wrong = load_record(self.tree)
-        if self.wishes.offline:
-            for package in sorted(
-                p for name in self.moves for p in self.old.relation(name).governs() if p in self.pins
-            ):
-                self.say(
-                    f"note: what {package} requires was not looked up; `pipeline versions bump --refresh` does it later"
-                )
-            return None
-        if wrong and not self.wishes.refresh:
-            raise BumpDisagrees(wrong)
-        record = dict(known or {}) if not self.wishes.refresh else {}
-        self._unpinned()
-        for _ in range(_ROUNDS):
-            new = self._checked()
-            wanted = [
-                (package, pin.extras, new[new.governors()[package]])
-                for package, pin in sorted(self.pins.items())
-                if not (package in record and same_version(record[package].version, new[new.governors()[package]]))
-            ]
-            if wanted:
-                self._exists(wanted)
-                self.say(f"reading the metadata of {counted(len(wanted), 'package')}")
-                record |= index.describe(wanted, python_version(new))
-            if not self._follow(new, record) and not self._add(new, record):
-                break
-        return {name: entry for name, entry in record.items() if name in self.pins}
-
-    def _unpinned(self) -> None:
-        """Look up what moves and is pinned nowhere (an ARG alone), where versions.json says which package it is."""
-        new = self._checked()
-        for name in self.moves:
-            packages = self.old.relation(name).packages
-            if packages and not self._packages(name):
-                self._exists([(packages[0], (), new[name])])
-
-    def _exists(self, wanted: Sequence[tuple[str, tuple[str, ...], str]]) -> None:
-        """Refuse a version that the index lacks, with the nearest that it has."""
-        for package, _, version in wanted:
-            if self.old.governors().get(package) not in self.moves:
-                continue
-            versions = self._available(package, pre=_is_pre(version))
-            if not _has(versions, version):
-                close = index.nearest(versions, version)
-                name = self.old.governors()[package]
-                raise BumpRefused(f"the index has no {package} {version}", hint=f"nearest is {name}={close}")
-
-    def _follow(self, new: Versions, record: Mapping[str, Recorded]) -> bool:
-        """Move one pin that a package's new requirements forbid; whether there was one to move."""
-        governors = new.governors()
-        asked: dict[str, list[tuple[str, object]]] = {}
-        for package, pin in self.pins.items():
-            if package not in record:
-                continue
-            for requirement in applicable(record[package], pin.extras, python_version(new)):
-                said = f"{package} {record[package].version} requires {requirement.name}{requirement.specifier}"
-                asked.setdefault(canonical(requirement.name), []).append((said, requirement.specifier))
-        for package, rows in asked.items():
-            name = governors.get(package, "")
-            if package not in self.pins or name in self.wishes.values or name in self.moves:
-                continue
-            broken = [said for said, specifier in rows if not _allows(specifier, new[name])]
-            if not broken:
-                continue
-            fits = [v for v in self._available(package) if all(_allows(specifier, v) for _, specifier in rows)]
-            if fits:
-                self._move(name, fits[0].partition("+")[0], broken[0])
-                return True
-        return False
-
-    def _add(self, new: Versions, record: Mapping[str, Recorded]) -> bool:
-        """Pin what the new requirements ask for and nothing pins; whether there was something that could be."""
-        wanted = additions(new, self.meaning, record, python_version(new))
-        return sum(self._added(new, one) for one in wanted) > 0
-
-    def _added(self, new: Versions, one: Addition) -> bool:
-        """A line in the template of one file, and a name in versions.json where no other file has that pin."""
-        name = new.governors().get(one.package, one.name)
-        behind = [new.governors()[p.name] for p in self.meaning.requirements[one.path].pins if p.name in self.pins]
-        behind = [other for other in behind if other in self.old]
-        if not behind or (name in new and one.package not in new.governors()) or not one.name.isidentifier():
-            return False
-        try:
-            written = self.templates.get(one.template) or self.tree.read(one.template)
-        except Unreadable:
-            return False
-        if name not in new:
-            try:
-                known = self._available(one.package)
-            except index.IndexLacks:
-                return False
-            fits = [version for version in known if all(_allows(allowed, version) for allowed in one.allowed)]
-            if not fits:
-                return False
-            self.new[name] = behind[-1]
-            self.moves[name] = Move(name, "", fits[0].partition("+")[0], one.why)
-        version = self.moves[name].new if name in self.moves else new[name]
-        end = b"" if written.endswith(b"\n") or not written else b"\n"
-        self.templates[one.template] = written + end + one.line(name).encode()
-        pin = one.pin(version)
-        self.meaning.requirements[one.path].pins.append(pin)
-        self.pins.setdefault(one.package, pin)
-        return True
-
-    def _outcome(self, record: Record | None) -> Bump:
-        new = self._checked()
-        files: dict[str, bytes] = {FILE: new.text.encode(), **self.templates}
-        if record or (record is not None and self._before(RECORD) is not None):
-            files[RECORD] = dump_record(record)
-        if has_templates(self.root):
-            files |= render(self.root, new, self.templates).files
-        changed = {path: data for path, data in files.items() if data != self._before(path)}
-        result = check_meaning(Overlay(self.root, files), new, record=record)
-        late = ("record",) if self.wishes.offline else ()  # what is recorded later cannot be known now
-        findings = [finding for finding in result.findings if finding.rule not in late]
-        if findings:
-            raise BumpDisagrees(findings, templates=has_templates(self.root))
-        shown = sorted(changed, key=lambda path: (path != FILE, path))
-        diff = "".join(unified(path, self._before(path) or b"", changed[path], "before", "after") for path in shown)
-        return Bump(list(self.moves.values()), changed, diff, self.old.text.encode())
-
-    def _before(self, path: str) -> bytes | None:
-        try:
-            return Path(ordinary(self.root / path)).read_bytes()
-        except OSError:
-            return None
+class BumpRefused(DriftError):
+    """What the move would leave behind does not agree; nothing was written."""
 
 
-def _has(versions: Sequence[str], wanted: str) -> bool:
-    return any(same_version(version, wanted) for version in versions)
-
-
-def _is_pre(version: str) -> bool:
-    from packaging.version import InvalidVersion, Version
-
+def bump(root: Path, request: BumpRequest, note: Callable[[str], None]) -> Outcome:
+    """Compute a move, in memory; raise `UsageError` or `BumpRefused` where it cannot be made."""
+    versions = source.load(root)
+    for name in (*request.values, *request.latest):
+        if name not in versions:
+            raise UsageError(f"{FILE} has no {name}{near(name, versions)}")
+    if request.offline and request.latest:
+        raise UsageError("--latest asks the index for versions, --offline forbids it")
+    values = {**request.values, **{name: _newest(versions, name) for name in request.latest}}
+    values = _tied(versions, values)
+    outcome = Outcome()
+    for name, value in values.items():
+        if value != versions.raw[name]:
+            _refuse_downgrade(versions, name, value, request)
+            outcome.moves.append(f"{name} {versions.raw[name]} -> {value}")
+    text = edited(versions.text, {name: value for name, value in values.items() if value != versions.raw[name]})
+    new = source.read(text.encode())
+    files = render(root, new) if has_templates(root) else {}
+    before = check.committed(root, new, {})
+    now = {**before, **files}
+    old_locks = {path: data for path, data in before.items() if path.endswith(".txt")}
+    stale = list(new.locks) if request.refresh or request.upgrade else lock.outdated(new, now, old_locks)
+    if stale and request.offline:
+        raise UsageError(
+            f"--offline: {counted(len(stale), 'lock')} must be compiled ({', '.join(stale)}), and that asks the index",
+            hint="what a new version requires is not known offline",
+        )
     try:
-        return Version(version).is_prerelease
-    except InvalidVersion:
-        return False
+        locks = lock.compile_locks(new, now, old_locks, stale, note, upgrade=request.upgrade)
+    except lock.CompileFailed as error:
+        raise _with_nearest(error, new, values) from error
+    now |= locks
+    changed = {FILE: text.encode(), **files, **locks}
+    findings = check.agreement(root, new, now, rendered={**files, **locks})
+    if findings:
+        raise BumpRefused(
+            f"nothing was written: the tree would have {counted(len(findings), 'finding')}",
+            details=[finding.text() for finding in sorted(set(findings))],
+            hint=""
+            if has_templates(root)
+            else "without templates/ these places are yours to write; then run this again",
+        )
+    for path, data in changed.items():
+        was = (root / path).read_bytes() if (root / path).exists() else b""
+        if was != data:
+            outcome.files[path] = data
+            if path in locks:
+                outcome.moves += _moved(path, was, data)
+            else:
+                outcome.diff += unified(path, was, data, "now", "then")
+    return outcome
 
 
-def _allows(specifier: object, version: str) -> bool:
-    from packaging.specifiers import SpecifierSet
-    from packaging.version import InvalidVersion
-
-    assert isinstance(specifier, SpecifierSet)
+def write_all(root: Path, outcome: Outcome) -> None:
+    """Write every file or none: what was written is put back where a later one fails."""
+    before = {path: (root / path).read_bytes() if (root / path).exists() else None for path in outcome.files}
     try:
-        return specifier.contains(version, prereleases=True)
+        write(root, outcome.files)
+    except BaseException:
+        write(root, {path: data for path, data in before.items() if data is not None})
+        for path, data in before.items():
+            if data is None:
+                (root / path).unlink(missing_ok=True)
+        raise
+
+
+def _tied(versions: Versions, values: Mapping[str, str]) -> dict[str, str]:
+    """The values, and those of names that must begin with one of them, or with which one of them begins."""
+    tied = dict(values)
+    for name, what in versions.governs.items():
+        other = what.begins_with
+        if other is None:
+            continue
+        if name in values and other not in values:
+            parts = len(versions[other].split("."))
+            tied[other] = ".".join(values[name].split(".")[:parts])
+        elif other in values and name not in values and not source.begins(versions[name], values[other]):
+            tied[name] = values[other]
+    return tied
+
+
+def _refuse_downgrade(versions: Versions, name: str, value: str, request: BumpRequest) -> None:
+    governs = versions.governs.get(name)
+    try:
+        down = Version(value) < Version(versions[name])
     except InvalidVersion:
-        return True
+        if governs is not None and governs.packages:
+            hint = f"try {value.lstrip('v')}" if value.startswith("v") else ""
+            raise UsageError(f"{name}={value}: no version of a package", hint=hint) from None
+        return
+    if down and not request.allow_downgrade:
+        raise UsageError(f"{name} would go down from {versions[name]} to {value}", hint="--allow-downgrade lets it")
+
+
+def edited(text: str, values: Mapping[str, str]) -> str:
+    """versions.json with new values; its order and layout stay."""
+    for name, value in values.items():
+        pattern = rf'({re.escape(json.dumps(name))}\s*:\s*\{{\s*"default"\s*:\s*)"(?:[^"\\]|\\.)*"'
+        text = re.sub(pattern, lambda found, value=value: found[1] + json.dumps(value), text, count=1)  # type: ignore[misc]
+    return text
+
+
+def available(package: str) -> list[str]:
+    """The versions of a package that pip's indexes have, the newest first; empty where they do not answer."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "index", "versions", package]
+    try:
+        said = run(command, capture=True, timeout=120).stdout
+    except ProcessFailed:
+        return []
+    found = re.search(r"Available versions: (.*)", said)
+    return [version.strip() for version in found[1].split(",")] if found else []
+
+
+def _newest(versions: Versions, name: str) -> str:
+    governs = versions.governs.get(name)
+    if governs is None or not governs.packages:
+        raise UsageError(
+            f"{name} decides no package's version, so no index knows its newest", hint=f"name one: {name}=…"
+        )
+    found = available(governs.packages[0])
+    if not found:
+        raise UsageError(f"the index that pip is configured for has no {governs.packages[0]}, or does not answer",
+                         hint="`pip config debug` shows what pip is configured for")  # fmt: skip
+    return Version(found[0]).public
+
+
+def _with_nearest(error: lock.CompileFailed, versions: Versions, values: Mapping[str, str]) -> UsageError:
+    """The same error; where the index lacks a version that was asked for, with the nearest that it has."""
+    for name in values:
+        governs = versions.governs.get(name)
+        if governs is None or not governs.packages:
+            continue
+        has = [Version(found).public for found in available(governs.packages[0])]
+        if has and Version(values[name]).public not in has:
+            close = near(values[name], has).removeprefix("; ") or f"the newest is {has[0]}"
+            return UsageError(f"the index has no {governs.packages[0]} {values[name]}: nothing was written", hint=close)
+    return error
+
+
+def _moved(path: str, was: bytes, now: bytes) -> list[str]:
+    """What changed in a lock, a line for each package."""
+    old, new = lock.pinned(was), lock.pinned(now)
+    rows = []
+    for name in sorted({*old, *new}):
+        if old.get(name) != new.get(name):
+            rows.append(f"{path}: {name} {old.get(name, 'new')} -> {new.get(name, 'gone')}")
+    return rows or [f"{path}: the same versions"]

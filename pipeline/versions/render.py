@@ -1,52 +1,140 @@
-"""Rendering all templates of a tree, beside what this process does and within bounds."""
+"""Templates to files: no clock, no environment, no network.
+
+templates/Dockerfile.j2            -> docker/Dockerfile
+templates/requirements/host.in.j2  -> requirements/host.in
+templates/_name.j2                 a part that other templates include, rendered to nothing itself
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import difflib
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from pipeline.beside import OutOfBounds, Tell, beside
+from pipeline.contract.errors import UsageError
+from pipeline.contract.files import write_whole
 
-from .findings import Finding
-from .source import Versions
-from .templates import Files, Rendered, TemplatesInvalid, Uses, fill
-from .tree import Overlay
+from .findings import Finding, near, printable
+from .source import FILE, Versions, WrittenInvalid
+
+FOLDER = "templates"
+END = ".j2"
 
 
-@contextmanager
-def rendering(
-    root: Path, versions: Versions, changed: Mapping[str, bytes] | None = None
-) -> Iterator[Callable[[], Rendered]]:
-    """Begin to render all templates, some of them perhaps `changed`, and give a function that waits for the files.
+class TemplatesInvalid(WrittenInvalid):
+    """A template cannot be rendered; the findings are those on all of them."""
 
-    It raises `TemplatesInvalid` with every problem of every template, or with the one that has no end. Jinja2 is
-    imported and works beside this process: reading what the files of a tree mean takes as long, and needs none of it.
+    subject, remedy = f"{FOLDER}/", f"correct {FOLDER}/ or {FILE}, then run `pipeline versions sync`"
+
+
+def has_templates(root: Path) -> bool:
+    """Whether a tree renders anything; one that does not may still be checked."""
+    return (root / FOLDER).is_dir()
+
+
+def render(root: Path, versions: Versions) -> dict[str, bytes]:
+    """Every file that the templates give, by its path in the tree; raise `TemplatesInvalid` with every problem.
+
+    A name without a version is a problem, and so is a template that is no text.
     """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError, TemplateSyntaxError, meta
 
-    def work(tell: Tell) -> tuple[Files, Uses, list[tuple[Any, ...]]]:
+    environment = Environment(
+        loader=FileSystemLoader(root / FOLDER),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - Dockerfiles and requirements, not HTML
+    )
+    findings: list[Finding] = []
+    files: dict[str, bytes] = {}
+    for name in sorted(path.relative_to(root / FOLDER).as_posix() for path in (root / FOLDER).rglob(f"*{END}")):
+        place = f"{FOLDER}/{name}"
         try:
-            return (*fill(Overlay(root, changed or {}), versions, tell), [])
-        except TemplatesInvalid as error:
-            return {}, {}, [tuple(finding) for finding in error.findings]
+            text = (root / place).read_text(encoding="utf-8")
+            unknown = meta.find_undeclared_variables(environment.parse(text, name)) - set(versions)
+            for word in sorted(unknown):
+                line = next((n for n, row in enumerate(text.split("\n"), 1) if re.search(rf"\b{word}\b", row)), 0)
+                findings.append(
+                    Finding(place, line, 0, f"{word} has no version in {FILE}{near(word, versions)}", "render")
+                )
+            if not unknown and not name.rpartition("/")[2].startswith("_"):
+                files[target(name)] = environment.get_template(name).render(dict(versions)).encode()
+        except TemplateSyntaxError as error:
+            findings.append(Finding(place, error.lineno, 0, f"is not a template: {error.message}", "render"))
+        except UnicodeDecodeError:
+            findings.append(Finding(place, 0, 0, "is not UTF-8", "render"))
+        except OSError as error:
+            findings.append(Finding(place, 0, 0, f"cannot be read: {error.strerror}", "render"))
+        except RecursionError:
+            findings.append(Finding(place, 0, 0, "cannot be rendered: it includes itself", "render"))
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            findings.append(Finding(place, 0, 0, f"cannot be rendered: {error}", "render"))
+    if findings:
+        raise TemplatesInvalid(sorted(set(findings)))
+    return files
 
-    with beside(work) as answer:
 
-        def files() -> Rendered:
-            try:
-                filled, uses, wrong = answer()
-            except OutOfBounds as error:
-                endless = f"cannot be rendered: {error.what}; is there a loop without end?"
-                raise TemplatesInvalid([Finding(error.at, 0, 0, endless, "render")]) from None
-            if wrong:
-                raise TemplatesInvalid([Finding(*one) for one in wrong])
-            return Rendered(filled, uses)
-
-        yield files
+def target(template: str) -> str:
+    """The path in the tree that a template (relative to templates/) is rendered to."""
+    path = template.removesuffix(END)
+    return path if "/" in path else f"docker/{path}"
 
 
-def render(root: Path, versions: Versions, changed: Mapping[str, bytes] | None = None) -> Rendered:
-    """Render all templates in memory, some of them perhaps `changed`; raise `TemplatesInvalid`."""
-    with rendering(root, versions, changed) as files:
-        return files()
+def compare(root: Path, files: Mapping[str, bytes]) -> list[Finding]:
+    """Committed files that are not, byte for byte, what the templates give; each with a unified diff."""
+    findings = []
+    for path, wanted in files.items():
+        try:
+            found = (root / path).read_bytes()
+        except FileNotFoundError:
+            findings.append(Finding(path, 0, 0, "is missing; `pipeline versions sync` writes it", "render"))
+            continue
+        except OSError as error:
+            findings.append(Finding(path, 0, 0, f"cannot be read: {error.strerror}", "render"))
+            continue
+        if found != wanted:
+            diff = unified(path, found, wanted, "committed", "rendered")
+            line = next(
+                (n for n, pair in enumerate(zip(found.split(b"\n"), wanted.split(b"\n"), strict=False), 1)
+                 if pair[0] != pair[1]),
+                found.count(b"\n") + 1,
+            )  # fmt: skip
+            message = "differs from its template; run `pipeline versions sync`"
+            findings.append(Finding(path, line, 0, message, "render", diff))
+    return findings
+
+
+def sync(root: Path, versions: Versions) -> list[str]:
+    """Render everything, then write what differs; return the changed paths. Nothing is written on any error."""
+    if not has_templates(root):
+        raise UsageError(f"there is no {FOLDER}/ in {root}", hint="`pipeline versions check` works without templates")
+    return write(root, render(root, versions))
+
+
+def write(root: Path, files: Mapping[str, bytes]) -> list[str]:
+    """Write what differs, each file whole, none outside of the tree; return the changed paths."""
+    home = root.resolve()
+    for path in files:
+        if not (root / path).resolve().is_relative_to(home):
+            raise UsageError(f"{path} is a link out of the tree", hint="remove the link, then run the command again")
+    changed = []
+    for path, data in files.items():
+        place = root / path
+        try:
+            mode = place.stat().st_mode & 0o777 if place.exists() else 0o644
+            if write_whole(place, data, mode=mode):
+                changed.append(path)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    return changed
+
+
+def unified(path: str, before: bytes, after: bytes, was: str, will: str) -> str:
+    """A unified diff of two versions of a file, each named by a word."""
+    old, new = (data.decode("utf-8", "backslashreplace").splitlines(keepends=True) for data in (before, after))
+    shown = printable(path)
+    lines = difflib.unified_diff(old, new, f"{shown} ({was})", f"{shown} ({will})")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

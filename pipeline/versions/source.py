@@ -1,34 +1,36 @@
-"""versions.json: the only place where a version is written.
+"""versions.json: the only place where people write a version.
 
 {
-  "variable": {"TORCH_VERSION": {"default": "2.13.0"}, ...},     a buildx bake variable file
-  "relations": {"TORCH_VERSION": {"packages": ["torch"]}, ...},  what a name governs beside its own ARG
-  "closures": {"requirements/image.txt": ["triton"], ...},       files that pin all that their pins need, but for these
-  "unmanaged": ["OS_VERSION", "UCX_*"]                           ARGs named like versions that are none of ours
+  "variable": {"TORCH_VERSION": {"default": "2.13.0"}, ...},    a buildx bake variable file
+  "governs":  {"TORCH_VERSION": {"packages": ["torch"]}, ...},  what a name decides beside the ARG of its own name
+  "locks":    {"image-cpu": {"python": "3.11", ...}, ...}       environments: requirements/NAME.in compiles to NAME.txt
 }
 
-`X_VERSION` governs the distribution `x` (underscores become dashes) unless its relation lists others. A value may
-name others, `python:${PYTHON_IMAGE_VERSION}-slim`, as bake itself allows; nothing else in it begins with a `$`.
+A value may name others, `python:${PYTHON_IMAGE_VERSION}-slim`, as bake itself allows.
 """
 
 from __future__ import annotations
 
-import functools
-import os
+import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from packaging.version import InvalidVersion, Version
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.contract.errors import UsageError
 
-from .declared import REFERENCE, Variable, declared
-from .findings import Finding, counted
-from .located_json import parse
-from .relations import SUFFIX, Relation
-from .tree import Tree, Unreadable
+from .findings import Finding, counted, near
 
 FILE = "versions.json"
+REFERENCE = re.compile(r"\$\{([^}]*)\}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LARGEST = 1 << 20  # bytes
+
+Word = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
 class WrittenInvalid(UsageError):
@@ -50,93 +52,269 @@ class SourceInvalid(WrittenInvalid):
     subject, remedy = FILE, f"correct {FILE}, then run `pipeline versions check`"
 
 
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class _Variable(_Strict):
+    default: Word
+
+
+class Governs(_Strict):
+    """What a name decides beside the ARG of its own name."""
+
+    packages: list[Word] = []  # distributions whose pins have this version
+    images: list[Word] = []  # image repositories whose tags begin with it
+    repositories: list[Word] = []  # last parts of git and download addresses that name it
+    git_ref: Word = "v{}"  # how a tag of those repositories spells it
+    labels: list[Word] = []  # how local labels and index addresses spell it: cu{major}{minor}
+    begins_with: Word | None = None  # another name, with whose value this one begins
+
+
+class Lock(_Strict):
+    """One environment: requirements/NAME.in compiles to requirements/NAME.txt."""
+
+    python: Word  # the oldest that it is for
+    system: Literal["any system", "linux"] = Field(alias="for")  # linux: one answer for x86_64 and aarch64
+    cpu: bool = False  # refuse CUDA's packages, and every torch but a +cpu build
+    without: list[Word] = []  # requirements of packages that this environment does not need
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    variable: Annotated[dict[str, _Variable], Field(min_length=1)]
+    governs: dict[str, Governs] | None = None
+    locks: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")], Lock] = {}
+    unmanaged: list[Word] = []  # ARGs named like versions that are left to whoever wrote them: UCX_*
+
+
+# What well-known names govern in a file that has no `governs`, as those of other projects do not.
+_USUAL = {
+    "FLASHINFER_VERSION": Governs(packages=["flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache"],
+                                  repositories=["flashinfer"]),
+    "TORCH_VERSION": Governs(packages=["torch"], images=["pytorch/pytorch"], repositories=["pytorch"]),
+    "VLLM_VERSION": Governs(packages=["vllm"], images=["vllm/vllm-openai"], repositories=["vllm"]),
+    "CUDA_VERSION": Governs(images=["nvidia/cuda"], labels=["cu{major}{minor}"]),
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Versions(Mapping[str, str]):
-    """Names and values in the order of the file, what each governs, and the file's text."""
+    """Names and expanded values in the order of the file; `raw` has them as written, `lines` where they stand."""
 
-    variables: Mapping[str, Variable]
-    relations: Mapping[str, Relation]
-    closures: Mapping[str, tuple[str, ...]]
-    unmanaged: tuple[str, ...]
-    text: str = field(repr=False)
+    expanded: Mapping[str, str]
+    raw: Mapping[str, str]
+    lines: Mapping[str, int]
+    governs: Mapping[str, Governs]
+    locks: Mapping[str, Lock]
+    file: str = FILE
+    unmanaged: tuple[str, ...] = ()
+    own: bool = True  # the file says itself what its names govern
+    text: str = field(default="", repr=False)
 
     def __getitem__(self, name: str) -> str:
-        return self.variables[name].value
+        return self.expanded[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.variables)
+        return iter(self.expanded)
 
     def __len__(self) -> int:
-        return len(self.variables)
+        return len(self.expanded)
 
     def __hash__(self) -> int:
         return hash(self.text)
 
-    def relation(self, name: str) -> Relation:
-        """What a name governs; a name without an entry governs the distribution it is named after."""
-        return self.relations.get(name) or Relation(name)
+    def governor(self, package: str) -> str | None:
+        """The name that decides a distribution's version."""
+        return self.packages().get(canonical(package))
 
-    def references(self, name: str) -> tuple[str, ...]:
-        """The names that a value is made of."""
-        return tuple(REFERENCE.findall(self.variables[name].raw))
+    def packages(self) -> Mapping[str, str]:
+        """Canonical distribution name -> the name that decides its version."""
+        return {canonical(package): name for name, what in self.governs.items() for package in what.packages}
 
     def closure(self, names: Iterable[str]) -> set[str]:
-        """Names, and every name that their values are made of or must fit."""
+        """Names, and every name that their values are made of or must begin with."""
         found: set[str] = set()
-        todo = [name for name in names if name in self]
+        todo = [name for name in names if name in self.expanded]
         while todo:
             name = todo.pop()
             if name not in found:
                 found.add(name)
-                relation = self.relation(name)
-                ties = (*self.references(name), relation.extends, relation.same_as)
-                todo += [tied for tied in ties if tied in self]
-        return found
-
-    def governors(self) -> Mapping[str, str]:
-        """Canonical distribution name -> the name of the variable that governs it."""
-        found: dict[str, str] = {}
-        for name in self.variables:
-            for package in self.relation(name).governs():
-                found.setdefault(package, name)
+                governs = self.governs.get(name)
+                tied = [*REFERENCE.findall(self.raw[name]), governs.begins_with if governs else None]
+                todo += [one for one in tied if one in self.expanded]
         return found
 
 
-def load(root: Path) -> Versions:
-    """Read `root`/versions.json; raise `SourceInvalid` with every problem in it, each with line and column."""
+def canonical(name: str) -> str:
+    """A distribution's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def load(root: Path, file: str = FILE) -> Versions:
+    """Read a versions file below `root`; raise `SourceInvalid` with every problem in it, each with its line."""
+    path = root / file
     try:
-        data = Tree(root).read(FILE)
-    except Unreadable as error:
-        missing = f"there is no {FILE} in {root}"
-        message = missing if not os.path.lexists(root / FILE) else error.finding.message
-        raise SourceInvalid([Finding(FILE, 0, 0, message, "source")]) from None
-    return read(data)
+        if not path.is_file():
+            raise FileNotFoundError if not path.exists() else IsADirectoryError
+        if path.stat().st_size > _LARGEST:
+            raise SourceInvalid([Finding(file, 0, 0, "is larger than 1 MiB", "source")])
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise SourceInvalid([Finding(file, 0, 0, f"there is no {file} in {root}", "source")]) from None
+    except IsADirectoryError:
+        raise SourceInvalid([Finding(file, 0, 0, "is no ordinary file", "source")]) from None
+    except OSError as error:
+        raise SourceInvalid([Finding(file, 0, 0, f"cannot be read: {error.strerror}", "source")]) from None
+    return read(data, file)
 
 
-@functools.lru_cache(maxsize=4)
-def read(data: bytes) -> Versions:
-    """Read the bytes of a versions.json; raise `SourceInvalid` with every problem.
-
-    A release reads the same bytes for each of its cells, and what is read is frozen.
-    """
+def read(data: bytes, file: str = FILE) -> Versions:
+    """Read the bytes of a versions file; raise `SourceInvalid` with every problem."""
+    if data.startswith(b"\xef\xbb\xbf"):
+        raise SourceInvalid([Finding(file, 1, 1, "begins with a byte order mark, which bake refuses", "source")])
     try:
-        text = data.decode("utf-8")
+        text = data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        column = error.start - (data.rfind(b"\n", 0, error.start) + 1) + 1
-        raise SourceInvalid([Finding(FILE, line, column, "is not UTF-8 from here on", "source")]) from None
-    document = parse(text)
-    variables, relations, closures, unmanaged = declared(document)
-    if document.problems:
-        findings = sorted(Finding(FILE, *document.place(at), message, "source") for at, message in {*document.problems})
-        raise SourceInvalid(findings)
-    return Versions(
-        MappingProxyType(variables),
-        MappingProxyType(relations),
-        MappingProxyType(closures),
-        unmanaged,
-        text,
-    )
+        raise SourceInvalid([Finding(file, line, 0, "is not UTF-8 from here on", "source")]) from None
+    problems: list[tuple[int, str]] = []
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in seen:
+                places = [m.start() for m in re.finditer(rf"{re.escape(json.dumps(name))}\s*:", text)]
+                problems.append((_line(text, places[-1]) if places else 0, f'"{name}" is there twice'))
+            seen[name] = value
+        return seen
+
+    try:
+        document = json.loads(text, object_pairs_hook=once)
+    except json.JSONDecodeError as error:
+        before = text[: error.pos].rstrip()
+        trailing = before.endswith(",") and text[error.pos : error.pos + 1] in ("}", "]")
+        message = "a comma before a closing bracket" if trailing or "trailing comma" in error.msg else error.msg
+        raise SourceInvalid([Finding(file, error.lineno, error.colno, f"is not JSON: {message}", "source")]) from None
+    except RecursionError:
+        raise SourceInvalid([Finding(file, 0, 0, "is not usable JSON: nested too deeply", "source")]) from None
+    if isinstance(document, dict):  # a comment; bake passes over it
+        document = {key: value for key, value in document.items() if not key.startswith(("_", "$"))}
+    try:
+        read_file = _File.model_validate(document)
+    except ValidationError as error:
+        problems += [_refused(text, one) for one in error.errors()]
+        raise SourceInvalid(_findings(file, problems)) from None
+    raw = {name: variable.default for name, variable in read_file.variable.items()}
+    lines = {name: _key_line(text, name) for name in raw}
+    governs = read_file.governs
+    if governs is None:
+        governs = {name: what for name, what in _USUAL.items() if name in raw}
+    values = _expanded(raw, lines, problems)
+    _judge(raw, values, governs, text=text, problems=problems)
+    locks = {}
+    for name, lock in read_file.locks.items():
+        python = REFERENCE.sub(lambda found: values.get(found[1], found[0]), lock.python)
+        if not re.fullmatch(r"\d+\.\d+(\.\d+)?", python):
+            problems.append((_key_line(text, name), f"{name} is for Python {python!r}, which is no version"))
+        locks[name] = lock.model_copy(update={"python": python})
+    if problems:
+        raise SourceInvalid(_findings(file, problems))
+    unmanaged = tuple(read_file.unmanaged)
+    return Versions(values, raw, lines, governs, locks, file, unmanaged, read_file.governs is not None, text)
 
 
-__all__ = ["FILE", "SUFFIX", "SourceInvalid", "Variable", "Versions", "load", "read"]
+def _findings(file: str, problems: list[tuple[int, str]]) -> list[Finding]:
+    return [Finding(file, line, 0, message, "source") for line, message in sorted(set(problems))]
+
+
+def _line(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1
+
+
+def _key_line(text: str, key: str) -> int:
+    """The first line on which a key stands, 0 where there is none."""
+    found = re.search(rf"{re.escape(json.dumps(key))}\s*:", text)
+    return _line(text, found.start()) if found else 0
+
+
+def _refused(text: str, error: Any) -> tuple[int, str]:  # noqa: ANN401 - pydantic's ErrorDetails
+    where = [str(part) for part in error["loc"] if part != "[key]"]
+    line = 0
+    for key in where:  # the deepest key that the text has
+        line = _key_line(text, key) or line
+    if error["type"] == "extra_forbidden":
+        known = {
+            1: ["variable", "governs", "locks", "unmanaged"],
+            3: [*Governs.model_fields, "python", "for", "cpu", "without", "default"],
+        }
+        return line, f'unknown key "{where[-1]}"{near(where[-1], known.get(len(where), []))}'
+    message = {
+        "missing": "is missing",
+        "string_type": "must be a string",
+        "string_pattern_mismatch": "must be one line without control characters",
+        "string_too_short": "is empty",
+    }.get(error["type"], error["msg"][:1].lower() + error["msg"][1:])
+    return line, f"{'.'.join(where) or 'the file'}: {message}"
+
+
+def _expanded(raw: Mapping[str, str], lines: Mapping[str, int], problems: list[tuple[int, str]]) -> dict[str, str]:
+    """Values with the names in them replaced; a name that is unknown or leads back to itself is a problem."""
+
+    def expand(name: str, path: tuple[str, ...]) -> str:
+        def value(found: re.Match[str]) -> str:
+            other = found[1]
+            if other not in raw:
+                problems.append((lines[name], f"{name} names ${{{other}}}, which is not there{near(other, raw)}"))
+                return ""
+            if other in path or len(path) > 50:
+                problems.append((lines[path[0]], f"circular reference: {' -> '.join((*path, other))}"))
+                return ""
+            return expand(other, (*path, other))
+
+        return REFERENCE.sub(value, raw[name])
+
+    return {name: expand(name, (name,)) for name in raw}
+
+
+def _judge(
+    raw: Mapping[str, str], values: Mapping[str, str], governs: Mapping[str, Governs], *, text: str,
+    problems: list[tuple[int, str]],
+) -> None:  # fmt: skip
+    """What the schema cannot say: names of ARGs, versions that are none, governed names that are not there."""
+    lines = {name: _key_line(text, name) for name in raw}
+    for name, value in raw.items():
+        if not _NAME.fullmatch(name):
+            problems.append((lines[name], f"{name!r} cannot be the name of an ARG"))
+        if "$" in REFERENCE.sub("", value):
+            problems.append((lines[name], f"{name}: a `$` that begins no ${{NAME}}"))
+    owners: dict[str, str] = {}
+    for name, what in governs.items():
+        line = _key_line(text, name)
+        if name not in raw:
+            problems.append((line, f"governs: there is no variable {name}{near(name, raw)}"))
+            continue
+        for package in map(canonical, what.packages):
+            if package in owners:
+                problems.append((line, f"{package} is governed by {owners[package]} and by {name}"))
+            owners[package] = name
+        try:
+            Version(values[name])
+        except InvalidVersion:
+            if what.packages:
+                problems.append((lines[name], f"{name} is {values[name]!r}, which is no version of a package"))
+        other = what.begins_with
+        if other is None:
+            continue
+        if other not in raw:
+            problems.append((line, f"{name} begins with {other}, which is not there{near(other, raw)}"))
+        elif not begins(values[name], values[other]):
+            problems.append(
+                (lines[name], f"{name} is {values[name]}, which does not begin with {other} {values[other]}")
+            )
+
+
+def begins(version: str, other: str) -> bool:
+    """Whether 3.11.14 begins with 3.11: whole numbers, not characters."""
+    return (version + ".").startswith(other + ".")

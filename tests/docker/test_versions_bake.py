@@ -12,7 +12,8 @@ from pipeline.daemon import Engine
 from pipeline.daemon.buildx import environment
 from pipeline.run import clean_environment
 from pipeline.versions import load
-from pipeline.versions.additions import edited
+from pipeline.versions.bump import edited
+from pipeline.versions.source import read
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.engine
@@ -41,7 +42,7 @@ def test_bake_takes_the_file_as_it_is(engine: Engine) -> None:
 
 
 def test_the_values_come_from_versions_json(engine: Engine, tmp_path: Path) -> None:
-    moved = edited(load(ROOT), {"TORCH_VERSION": "9.9.9", "PYTHON_IMAGE_VERSION": "3.11.99"}, {})
+    moved = read(edited(load(ROOT).text, {"TORCH_VERSION": "9.9.9", "PYTHON_IMAGE_VERSION": "3.11.99"}).encode())
     (tmp_path / "versions.json").write_text(moved.text, encoding="utf-8")
     args = baked(engine, tmp_path / "versions.json")
     assert args["TORCH_VERSION"] == "9.9.9"

@@ -470,37 +470,6 @@ def test_caches_to_bake_say_what_they_were_tuned_on(tmp_path: Path) -> None:
     assert told("90a", device="cpu") == ("cpu", "")
 
 
-def test_pip_s_choice_of_torch_for_another_cuda_is_refused() -> None:
-    from pipeline.image.closures import (
-        CPU,
-        PinsIncomplete,
-        TorchNotForCuda,
-        cuda,
-        refuse_other_cuda,
-        refuse_unpinned,
-    )  # fmt: skip
-    from pipeline.image.wheels import _resolvable
-
-    def report(**packages: str) -> dict[str, Any]:
-        return {"install": [{"metadata": {"name": n.replace("_", "-"), "version": v}} for n, v in packages.items()]}
-
-    refuse = refuse_other_cuda("13.0.3")
-    refuse(report(torch="2.13.0"))
-    refuse(report(torch="2.13.0+cu130"))
-    for version in ("2.13.0+cpu", "2.13.0+cu126"):
-        with pytest.raises(TorchNotForCuda, match=r"CUDA 13\.0") as caught:
-            refuse(report(torch=version))
-        assert "cu130" in caught.value.hint
-    refuse_unpinned(
-        report(torch="2.13.0+cu130", cuda_toolkit="13.0.3.0"), {"torch": "2.13.0", "cuda-toolkit": "13.0.3"}
-    )
-    with pytest.raises(PinsIncomplete, match="nvidia-cublas==1"):
-        refuse_unpinned(report(nvidia_cublas="1"), {"torch": "2.13.0"})
-    pins = {"torch": "2.13.0", "flashinfer-python": "0.6"}
-    assert _resolvable(cuda("13.0.3", "2.13.0"), pins) == "torch==2.13.0,!=2.13.0+cpu\nflashinfer-python==0.6\n"
-    assert _resolvable(CPU, pins) == "torch==2.13.0\n"
-
-
 def test_the_commands_of_a_plan_are_those_that_the_sdk_would_run(tmp_path: Path) -> None:
     from pipeline.image.printplan import docker_run
 

@@ -21,7 +21,6 @@ from pipeline.contract.plan import Layout, OpPlan, Plan
 from pipeline.contract.verdict import Verdict
 from pipeline.image import contexts, store
 from pipeline.image.buildkit import Builder, SnapshotLost, Stage, StageFailed
-from pipeline.image.closures import TorchNotForCpu, refuse_cuda
 from pipeline.image.contain import Sandbox
 from pipeline.image.device import DeviceUnknown, processor
 from pipeline.image.facts import BaseFacts
@@ -37,30 +36,6 @@ from pipeline.image.wrap import COMMAND, Runs
 
 OP = OpPlan("qkv", "cpu_mm", {"n": 8, "k": 4}, {"a": "float32", "b": "float32", "out": "float32"}, (1, 2))
 PLAN = Plan("tiny", "cpu", "cpu-x86_64", "0.6.16.post3", Layout(tp=2), (OP,))
-
-
-def report(*packages: tuple[str, str]) -> dict[str, Any]:
-    return {"install": [{"metadata": {"name": n, "version": v}} for n, v in packages]}
-
-
-def test_a_cpu_wheelhouse_takes_cpu_torch_and_the_driver_bindings() -> None:
-    refuse_cuda(report(("torch", "2.13.0+cpu"), ("nvidia-ml-py", "13.6"), ("numpy", "2.4")))
-
-
-@pytest.mark.parametrize(
-    "packages",
-    [
-        [("torch", "2.13.0")],
-        [("torch", "2.13.0+cu130")],
-        [("torch", "2.13.0+cpu"), ("nvidia-cublas", "13.1")],
-        [("torch", "2.13.0+cpu"), ("nvidia_cudnn_cu13", "9.1")],
-        [("torch", "2.13.0"), ("triton", "3.7"), ("nvidia-cublas", "13.1")],
-    ],
-)
-def test_a_cuda_torch_or_library_is_refused_with_the_remedy(packages: list[tuple[str, str]]) -> None:
-    with pytest.raises(TorchNotForCpu) as caught:
-        refuse_cuda(report(*packages))
-    assert "CPU wheels" in caught.value.hint
 
 
 def test_platform_tags_run_from_the_base_s_glibc_downwards() -> None:

@@ -107,7 +107,13 @@ def test_the_tuner_is_tested_with_another_flashinfer_whichever_is_pinned(
     python.chmod(0o755)
     words = ["make", "-C", str(tmp_path), ".venv-tune/ready", "PYTHON=true"]
     subprocess.run(words, env={"PATH": os.environ["PATH"]}, check=True, capture_output=True)
-    assert (tmp_path / "said").read_text().splitlines()[-1].endswith(f" flashinfer-python=={other}")
+    assert (
+        (tmp_path / "said")
+        .read_text()
+        .splitlines()[-1]
+        .endswith("--require-hashes --target .venv-tune/other --requirement .venv-tune/other.txt")
+    )
+    assert (tmp_path / ".venv-tune/other.txt").read_text().startswith(f"flashinfer-python=={other} --hash=sha256:")
 
 
 def test_clean_leaves_what_git_tracks_and_nothing_that_make_made(tmp_path: Path) -> None:

@@ -48,33 +48,45 @@ def test_the_workflow_runs_the_check_with_annotations_and_no_rights() -> None:
     assert workflow["permissions"] == {"contents": "read"}
     runs = [step.get("run", "") for step in workflow["jobs"]["check"]["steps"]]
     assert runs[-1] == "python -m pipeline versions check --format github"
+    assert "--require-hashes" in runs[-2]
     assert not any(re.search(r"\d+\.\d+", run) for run in runs), "a version stands in versions.json alone"
 
 
-def test_the_preset_reads_every_package_of_versions_json() -> None:
-    preset = json.loads((ROOT / "renovate" / "versions.json").read_text(encoding="utf-8"))
-    (manager,) = preset["customManagers"]
-    (pattern,) = manager["matchStrings"]
-    assert re.search(manager["managerFilePatterns"][0].strip("/"), "versions.json")
-    assert not re.search(manager["managerFilePatterns"][0].strip("/"), "docker/versions.json")
+def preset() -> dict[str, object]:
+    return json.loads((ROOT / "renovate" / "versions.json").read_text(encoding="utf-8"))
+
+
+def test_the_preset_opens_one_pull_request_for_a_name() -> None:
     versions = load(ROOT)
-    found = {
-        f"{match['depName']}_VERSION": match["currentValue"]
-        for match in re.finditer(pattern.replace("(?<", "(?P<"), versions.text)
-    }
-    assert found == {name: versions[name] for name in versions if name.endswith("_VERSION")}
-    disabled = {
-        name for rule in preset["packageRules"] if rule.get("enabled") is False for name in rule["matchDepNames"]
-    }
-    governors = {name: package for package, name in versions.governors().items()}
-    for name in found:
-        stem = name.removesuffix("_VERSION")
-        if stem not in disabled and stem != "FLASHINFER":
-            assert governors[name] == stem.lower().replace("_", "-")
-    assert "{{#if (equals depName 'FLASHINFER')}}flashinfer-python" in manager["packageNameTemplate"]
+    found = {}
+    for manager in preset()["customManagers"]:
+        assert re.search(manager["managerFilePatterns"][0].strip("/"), "versions.json")
+        assert not re.search(manager["managerFilePatterns"][0].strip("/"), "docker/versions.json")
+        for pattern in manager["matchStrings"]:
+            for match in re.finditer(pattern.replace("(?<", "(?P<"), versions.text):
+                found[match["currentValue"]] = manager["packageNameTemplate"]
+    governed = {versions[name]: what.packages[0] for name, what in versions.governs.items() if what.packages}
+    cuda = governed.pop(versions["CUDA_VERSION"])  # a person moves it: torch is made for one CUDA
+    assert cuda == "cuda-toolkit" and found == governed
+
+
+def test_the_preset_opens_one_pull_request_for_a_lock() -> None:
+    """Renovate's pip-compile manager runs the command in a lock's header; only these options are known to it."""
+    known = {"--generate-hashes", "--universal", "--python-version", "--output-file"}
+    patterns = [pattern.strip("/") for pattern in preset()["pip-compile"]["managerFilePatterns"]]
+    versions = load(ROOT)
+    for name, lock in versions.locks.items():
+        path = f"requirements/{name}.txt"
+        assert any(re.search(pattern, path) for pattern in patterns) == (lock.system == "any system")
+        text = (ROOT / path).read_text(encoding="utf-8")
+        command = re.match(r"(#.*?\n)+# {4}(?P<command>\S*)(?P<arguments> .*?)?\n", text)
+        assert command and command["command"] == "uv"
+        if lock.system == "any system":
+            words = command["arguments"].split()
+            assert {word.partition("=")[0] for word in words if word.startswith("-")} <= known
+            assert words[-1] == f"{name}.in"
 
 
 def test_the_bot_is_told_which_command_to_run() -> None:
-    preset = json.loads((ROOT / "renovate" / "versions.json").read_text(encoding="utf-8"))
-    tasks = [rule["postUpgradeTasks"]["commands"] for rule in preset["packageRules"] if "postUpgradeTasks" in rule]
+    tasks = [rule["postUpgradeTasks"]["commands"] for rule in preset()["packageRules"] if "postUpgradeTasks" in rule]
     assert tasks == [["pipeline versions bump --refresh"]]

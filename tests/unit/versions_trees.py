@@ -10,20 +10,21 @@ from typing import Any
 FLASHINFER = {
     "packages": ["flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache"],
     "repositories": ["flashinfer"],
-    "git_ref": "v{}",
 }
-CUDA = {"packages": [], "images": ["nvidia/cuda"], "repositories": ["cuda"], "local_label": "cu{major}{minor}"}
+CUDA = {
+    "packages": ["cuda-toolkit"],
+    "images": ["nvidia/cuda"],
+    "repositories": ["cuda"],
+    "labels": ["cu{major}{minor}"],
+}
+TORCH = {"packages": ["torch"], "images": ["pytorch/pytorch"], "repositories": ["pytorch"]}
 
 
-def source(
-    values: Mapping[str, str], relations: Mapping[str, Any] | None = None, closures: Mapping[str, Any] | None = None
-) -> str:
+def source(values: Mapping[str, str], governs: Mapping[str, Any] | None = None, **more: Any) -> str:
     whole: dict[str, Any] = {"variable": {name: {"default": value} for name, value in values.items()}}
-    if relations is not None:
-        whole["relations"] = relations
-    if closures is not None:
-        whole["closures"] = closures
-    return json.dumps(whole, indent=2) + "\n"
+    if governs is not None:
+        whole["governs"] = governs
+    return json.dumps({**whole, **more}, indent=2) + "\n"
 
 
 def plant(root: Path, files: Mapping[str, str | bytes]) -> Path:

@@ -20,7 +20,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from pipeline.contract.files import alone
     from pipeline.versions import load
     from pipeline.versions.findings import counted, printable
-    from pipeline.versions.sync import sync
+    from pipeline.versions.render import sync
 
     with alone(arguments.root, lambda: log.note("waiting for another command that changes this tree")):
         changed = sync(arguments.root, load(arguments.root))

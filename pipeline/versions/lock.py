@@ -1,0 +1,343 @@
+"""Locks: requirements/NAME.in compiles to requirements/NAME.txt, every wheel with its hashes.
+
+uv resolves: for another Python and another platform than this one's, and for all systems at once, which pip and
+pip-tools cannot. It reads no pip.conf, so pip is asked for its configuration (`pip config list`), and uv is given that.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from pipeline.contract.digest import sha256_json
+from pipeline.contract.errors import UsageError
+from pipeline.run import ProcessFailed, run
+
+from .findings import Finding
+from .requirements import Pin, Requirements, logical_lines, read_text
+from .source import Lock, Versions, canonical
+
+FOLDER = "requirements"
+_CUDA = re.compile(r"(nvidia|cuda|nccl)[-0-9].*|triton|nccl-extensions|nccl4py")
+_NOT_CUDA = {"nvidia-ml-py"}  # bindings to the driver's library by ctypes, no library itself
+_PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28")
+_TIMEOUT = 300.0  # seconds for one lock; it needs some
+
+
+class CompileFailed(UsageError):
+    """A lock cannot be compiled: the index is out of reach, or no set of versions satisfies the requirements."""
+
+
+def source(name: str) -> str:
+    """The path of what an environment asks for."""
+    return f"{FOLDER}/{name}.in"
+
+
+def target(name: str) -> str:
+    """The path of an environment's lock."""
+    return f"{FOLDER}/{name}.txt"
+
+
+# ---- compile
+
+
+@dataclass(frozen=True)
+class PipConfig:
+    """What pip is configured for, as words and environment of uv. `main` is the index that pip asks first."""
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+    main: str
+
+
+def pip_config() -> PipConfig:
+    """Ask pip itself; its files, its environment variables and their order are pip's business."""
+    said = run([sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"], capture=True).stdout
+    sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
+    for line in said.splitlines():
+        key, _, value = line.partition("=")
+        section, _, option = key.rpartition(".")
+        if section in sections:
+            sections[section][option] = str(ast.literal_eval(value))
+    options = {**sections["global"], **sections["install"], **sections[":env:"]}
+
+    def several(option: str) -> list[str]:
+        return options.get(option, "").split()
+
+    default = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
+    main = options.get("index-url") or run([sys.executable, "-c", default], capture=True).stdout.strip()
+    words = ["--no-config", "--index-strategy", "unsafe-best-match"]  # as pip: the best of all indexes
+    if options.get("no-index", "").lower() in ("1", "true", "yes", "on"):
+        words.append("--no-index")
+    else:  # uv prefers what it is given first, and locks the hashes of that index: the main one has all of them
+        first, *further = [main, *several("extra-index-url")]
+        words += [word for index in (first, *further) for word in ("--index", index)]
+        words += ["--default-index", first]
+    for option, word in (("find-links", "--find-links"), ("constraint", "--constraints"),
+                         ("trusted-host", "--allow-insecure-host")):  # fmt: skip
+        words += [part for value in several(option) for part in (word, value)]
+    if options.get("keyring-provider") in ("subprocess", "import"):
+        words += ["--keyring-provider", "subprocess"]
+    names = (("cert", "SSL_CERT_FILE"), ("client-cert", "SSL_CLIENT_CERT"), ("proxy", "ALL_PROXY"),
+             ("timeout", "UV_HTTP_TIMEOUT"), ("default-timeout", "UV_HTTP_TIMEOUT"))  # fmt: skip
+    environment = {variable: options[option] for option, variable in names if options.get(option)}
+    return PipConfig(tuple(words), environment, main)
+
+
+def compile_locks(
+    versions: Versions, files: Mapping[str, bytes], old: Mapping[str, bytes], names: Iterable[str],
+    note: Callable[[str], None], *, upgrade: tuple[str, ...] = (),
+) -> dict[str, bytes]:  # fmt: skip
+    """Compile the locks `names` from `files` (rendered .in files); raise `CompileFailed`.
+
+    `old` are the locks of today: what they pin stays where the requirements allow it, unless `upgrade` names it
+    (`*`: everything). The result has the new locks by their path.
+    """
+    config = pip_config()
+    done: dict[str, bytes] = {}
+    with tempfile.TemporaryDirectory(prefix="pipeline-locks-") as work:
+        folder = Path(work) / FOLDER
+        folder.mkdir()
+        for path, data in [*files.items(), *old.items()]:
+            if path.startswith(f"{FOLDER}/") and "/" not in path.removeprefix(f"{FOLDER}/"):
+                (folder.parent / path).write_bytes(data)
+        for name in names:
+            lock = versions.locks[name]
+            note(f"compile {target(name)}")
+            if lock.system == "linux":
+                other, unresolved = _other_machine(folder, name, lock, config, upgrade)
+            else:
+                other, unresolved = None, ""
+            text = _compile(folder, name, lock, config, upgrade)
+            if other is not None and _pins(other) != _pins(text):
+                differ = sorted(_pins(other) ^ _pins(text))
+                raise CompileFailed(
+                    f"{target(name)} would differ between x86_64 and aarch64: {', '.join(differ[:4])}",
+                    hint=f"pin these in templates/{source(name)}.j2",
+                )
+            done[target(name)] = _with_header(text, name, lock, files, main=config.main, unresolved=unresolved)
+    return done
+
+
+def _other_machine(
+    folder: Path, name: str, lock: Lock, config: PipConfig, upgrade: tuple[str, ...]
+) -> tuple[str | None, str]:
+    """The lock for aarch64, or why there is none: an index may have no wheel for it."""
+    kept = (folder / f"{name}.txt").read_bytes() if (folder / f"{name}.txt").exists() else None
+    try:
+        return _compile(folder, name, lock, config, upgrade, platform=_PLATFORMS[1]), ""
+    except CompileFailed as error:
+        found = re.search(r"Because (\S+) has no wheels with a matching platform tag", " ".join(error.details))
+        if found is None:
+            return None, "aarch64 was not resolved"
+        return None, f"the indexes that were asked have no {found[1]} for aarch64"
+    finally:
+        if kept is None:
+            (folder / f"{name}.txt").unlink(missing_ok=True)
+        else:
+            (folder / f"{name}.txt").write_bytes(kept)
+
+
+def _words(name: str, lock: Lock) -> list[str]:
+    """What stands in the lock's own header: enough to compile it by hand."""
+    system = "--universal" if lock.system == "any system" else f"--python-platform={_PLATFORMS[0]}"
+    return ["--generate-hashes", system, f"--python-version={lock.python}", f"--output-file={name}.txt", f"{name}.in"]
+
+
+def _compile(
+    folder: Path, name: str, lock: Lock, config: PipConfig, upgrade: tuple[str, ...], *, platform: str = _PLATFORMS[0]
+) -> str:
+    words = [f"--python-platform={platform}" if w.startswith("--python-platform") else w for w in _words(name, lock)]
+    words += [*config.words, "--only-binary", ":all:", "--quiet", "--no-header", "--emit-index-annotation"]
+    if lock.without:
+        (folder / f"{name}.without").write_text("\n".join(lock.without) + "\n", encoding="utf-8")
+        words += ["--excludes", f"{name}.without"]
+    words += ["--upgrade"] if "*" in upgrade else [w for package in upgrade for w in ("--upgrade-package", package)]
+    command = [sys.executable, "-m", "uv", "pip", "compile", *words]
+    try:
+        run(command, env=config.environment, cwd=folder, timeout=_TIMEOUT)
+    except ProcessFailed as error:
+        said = [line.strip() for line in error.details if line.strip()]
+        raise CompileFailed(
+            f"{source(name)} cannot be compiled",
+            details=said[-12:],
+            hint="uv was given pip's configuration: `pip config debug` shows it",
+        ) from error
+    return (folder / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def _pins(text: str) -> set[str]:
+    return {content.partition(" ")[0] for _, content in logical_lines(text)}
+
+
+def _with_header(text: str, name: str, lock: Lock, files: Mapping[str, bytes], *, main: str, unresolved: str) -> bytes:
+    rows = []
+    for row in text.splitlines():
+        found = re.match(r"    # from (.*)", row)
+        if found is None:
+            rows.append(row)
+        elif not re.match(r"https?://", found[1]):
+            rows.append(
+                "    # from a folder on the disk of whoever compiled this: its hash was not compared with an index"
+            )
+        elif found[1].rstrip("/") != main.rstrip("/"):
+            rows.append("    # from an extra index")
+    body = "\n".join(rows) + "\n"
+    head = [
+        f"# Compiled from {source(name)} by `pipeline versions bump`; never edited by hand.",
+        "# This file was autogenerated by uv via the following command:",
+        f"#    uv pip compile {' '.join(_words(name, lock))}",
+        *([f"# without what this environment does not need: {', '.join(lock.without)}"] if lock.without else []),
+        *([f"# x86_64 alone: {unresolved}"] if unresolved else []),
+        f"# requirements {_inputs_digest(name, lock, files)}",
+        f"# pins {_pins_digest(body)}",
+    ]
+    return ("\n".join(head) + "\n\n" + body).encode()
+
+
+# ---- check, offline
+
+
+def _inputs_digest(name: str, lock: Lock, files: Mapping[str, bytes]) -> str:
+    wanted = sorted(f"{p.name}{p.specifier};{p.marker or ''}" for p in wanted_by(name, files).pins)
+    asked = sorted(content for _, content in logical_lines(files[source(name)].decode()))
+    return "sha256:" + sha256_json([wanted, asked, lock.python, lock.system, sorted(lock.without)])
+
+
+def _pins_digest(text: str) -> str:
+    return "sha256:" + sha256_json([content for _, content in logical_lines(text)])
+
+
+def wanted_by(name: str, files: Mapping[str, bytes]) -> Requirements:
+    """The requirements of an environment's .in file, and of the .in files that it includes."""
+    result = Requirements()
+    todo, seen = [source(name)], set()
+    while todo:
+        path = todo.pop()
+        if path in seen or path not in files:
+            continue
+        seen.add(path)
+        text = files[path].decode()
+        found = read_text(text, path)
+        result.pins += found.pins
+        result.problems += found.problems
+        todo += [f"{FOLDER}/{m}" for m in re.findall(r"^-r\s*([\w.-]+\.in)\s*(?:#.*)?$", text, re.MULTILINE)]
+    return result
+
+
+def outdated(versions: Versions, files: Mapping[str, bytes], locks: Mapping[str, bytes]) -> list[str]:
+    """The environments whose lock is missing, or was compiled from other requirements than those of `files`."""
+    names = []
+    for name, lock in versions.locks.items():
+        text = locks.get(target(name), b"").decode("utf-8", "replace")
+        if source(name) in files and f"# requirements {_inputs_digest(name, lock, files)}" not in text.splitlines():
+            names.append(name)
+    return names
+
+
+def check_locks(versions: Versions, files: Mapping[str, bytes], locks: Mapping[str, bytes]) -> list[Finding]:
+    """Hold every lock against its .in file and versions.json; `files` are the .in files, `locks` those committed."""
+    findings = []
+    read: dict[str, dict[str, list[Pin]]] = {}
+    for name, lock in versions.locks.items():
+        if source(name) not in files:
+            findings.append(Finding(source(name), 0, 0, f"is missing: {versions.file} has a lock {name}", "lock"))
+            continue
+        if target(name) not in locks:
+            findings.append(
+                Finding(target(name), 0, 0, "is missing; `pipeline versions bump --refresh` compiles it", "lock")
+            )
+            continue
+        try:
+            text = locks[target(name)].decode()
+        except UnicodeDecodeError:
+            findings.append(Finding(target(name), 0, 0, "is not UTF-8", "lock"))
+            continue
+        found, pins = _check_lock(name, lock, files, text)
+        findings += found
+        read[name] = pins
+    return findings + _check_constraints(files, read)
+
+
+def _check_lock(
+    name: str, lock: Lock, files: Mapping[str, bytes], text: str
+) -> tuple[list[Finding], dict[str, list[Pin]]]:
+    path = target(name)
+    parsed = read_text(text, path)
+    pins: dict[str, list[Pin]] = {}
+    findings = list(parsed.problems)
+
+    def wrong(line: int, message: str) -> None:
+        findings.append(Finding(path, line, 0, message, "lock"))
+
+    for pin in parsed.pins:
+        pins.setdefault(pin.name or pin.url, []).append(pin)
+        if pin.version is None:
+            wrong(pin.line, f"{pin.name or pin.url}{pin.specifier} is no pin")
+        if not any(re.fullmatch(r"sha256:[0-9a-f]{64}", found) for found in pin.hashes):
+            wrong(pin.line, f"{pin.name or pin.url} has no sha256 hash")
+        findings += _check_kind(path, lock, pin)
+    wanted = wanted_by(name, files)
+    findings += wanted.problems
+    for requirement in wanted.pins:
+        found = pins.get(requirement.name or requirement.url, [])
+        asked = f"{requirement.path}:{requirement.line} asks for {requirement.name}{requirement.specifier}"
+        if not found:
+            wrong(0, f"has no pin of {requirement.name}; {asked}")
+        for pin in found:
+            allowed = SpecifierSet(requirement.specifier, prereleases=True)
+            if pin.version is not None and Version(pin.version) not in allowed:
+                wrong(pin.line, f"{pin.name}=={pin.version}; {asked}")
+    if not findings:
+        lines = text.splitlines()
+        if f"# requirements {_inputs_digest(name, lock, files)}" not in lines:
+            wrong(1, f"was compiled from other requirements than {source(name)} has now: "
+                     "`pipeline versions bump --refresh`")  # fmt: skip
+        elif f"# pins {_pins_digest(text)}" not in lines:
+            wrong(1, "was edited by hand: its pins are not those that were compiled; "
+                     "`pipeline versions bump --refresh`")  # fmt: skip
+    return findings, pins
+
+
+def _check_kind(path: str, lock: Lock, pin: Pin) -> list[Finding]:
+    """A CPU lock has no CUDA package, and a CPU build of torch; no other lock for images has that build."""
+    cpu_build = pin.version is not None and Version(pin.version).local == "cpu"
+    message = ""
+    if lock.cpu and pin.name and _CUDA.fullmatch(pin.name) and pin.name not in _NOT_CUDA:
+        message = f"{pin.name} is for CUDA, and this lock is for CPUs"
+    elif lock.cpu and pin.name == "torch" and not cpu_build:
+        message = f"torch=={pin.version} is no CPU build (+cpu)"
+    elif not lock.cpu and lock.system == "linux" and cpu_build:
+        message = f"{pin.name}=={pin.version} is a CPU build, and this lock is not for CPUs"
+    return [Finding(path, pin.line, 0, message, "lock")] if message else []
+
+
+def _check_constraints(files: Mapping[str, bytes], read: Mapping[str, Mapping[str, list[Pin]]]) -> list[Finding]:
+    """A lock that another limits (`-c host.txt`) pins what that one pins."""
+    findings = []
+    for name, pins in read.items():
+        text = files[source(name)].decode()
+        for other in re.findall(r"^-c\s*([\w.-]+)\.txt\s*(?:#.*)?$", text, re.MULTILINE):
+            for package, found in pins.items():
+                theirs = {pin.version for pin in read.get(other, {}).get(package, [])}
+                findings += [
+                    Finding(target(name), pin.line, 0, f"{package}=={pin.version}; {target(other)} pins "
+                            f"{', '.join(sorted(map(str, theirs)))}", "lock")
+                    for pin in found
+                    if theirs and pin.version not in theirs
+                ]  # fmt: skip
+    return findings
+
+
+def pinned(data: bytes) -> dict[str, str]:
+    """Canonical name -> version of a lock's pins, for whoever installs them."""
+    found = read_text(data.decode(), "").pins
+    return {canonical(pin.name): pin.version for pin in found if pin.name and pin.version}
