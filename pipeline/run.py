@@ -1,33 +1,35 @@
-"""The only module that starts programs (`beside` copies this process, for work of our own).
+"""The only module that starts programs.
 
-The environment of a child is built from an allow-list, its stdin is closed unless given, it leads a process group
-of its own so that all of it can be ended, and its output goes to the caller, to a log file, or to stderr; never
-to our stdout, which is data. Standard library only, so that the image carries it too.
+The environment of a child is built from an allow-list, its stdin is closed unless given, it leads a process group so
+that all of it can be ended, and its output goes to the caller, to a log file, or to stderr; never to stdout, which is
+data. Standard library only, because the image contains it too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import select
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock, Thread, Timer
 from typing import IO
 
 from . import log as talk
 from .contract.errors import PipelineError, UsageError
 
-# What a child may see: the search path, locale and home; the settings of pip, apt, TLS, proxies, Docker, SSH;
-# what the tuned stage and its ranks read. Everything else (tokens above all) stays here.
+# What a child may see: the search path, locale and home; the settings of pip, apt, TLS, proxies, Docker, SSH; what
+# ranks read. Everything else, tokens above all, is left out.
 _KEPT = {
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TERM", "TMPDIR", "TZ", "CI", "NO_COLOR",
     "SSH_AUTH_SOCK", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE",
@@ -38,10 +40,10 @@ _KEPT_PREFIXES = (
     "PIP_", "SSL_CERT_", "DOCKER_", "BUILDX_", "BUILDKIT_", "APT_", "DEB", "FLASHINFER_", "PIPELINE_",
     "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "OMP_", "MKL_", "TORCH",
 )  # fmt: skip
-_SECRETS = {"DOCKER_AUTH_CONFIG"}  # although their prefix is kept: whoever needs one is handed it
+_SECRETS = {"DOCKER_AUTH_CONFIG"}  # although its prefix is kept: who needs it passes it on
 _PROXIES = {"http_proxy", "https_proxy", "no_proxy", "all_proxy", "ftp_proxy"}
 _TAIL = 20
-_HELD = 5.0  # seconds: a process that outlives the one we started, outside its group, may hold its pipe open for ever
+_LINGER = 5.0  # s; a process that outlives the one that was started, outside its group, may keep its pipe open for ever
 PIPE = subprocess.PIPE  # for `spawn`, where the caller talks with the process
 
 
@@ -59,7 +61,7 @@ class ProcessFailed(PipelineError):
 
 
 class ProcessTimedOut(ProcessFailed):
-    """A process was ended because it outlived its bound."""
+    """A process was ended because its time was over."""
 
     def __init__(self, command: Sequence[str], seconds: float, tail: Sequence[str], log: str = "") -> None:
         super().__init__(command, -signal.SIGKILL, tail, log)
@@ -82,7 +84,7 @@ def _name(command: Sequence[str]) -> str:
 
 
 def describe(status: int) -> str:
-    """Say an exit status in words."""
+    """An exit status in words."""
     if status < 0:
         with contextlib.suppress(ValueError):
             return f"was ended by {signal.Signals(-status).name}"
@@ -96,7 +98,7 @@ def spelled(command: Sequence[str]) -> str:
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The allow-listed part of our own environment, with `extra` on top."""
+    """The allow-listed part of this process's environment, with `extra` on top."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -169,61 +171,58 @@ def close(stream: IO[str]) -> None:
         stream.close()
 
 
-class _Readers:
-    """The threads that read what a process says, each until its pipe ends; who is still reading at `end` is left."""
+class _Reader:
+    """Takes in what a process prints: to the log, to stderr, to a listener, and its last lines."""
 
     def __init__(self, sink: IO[str] | None, echo: bool, on_line: Callable[[str], None] | None) -> None:
         self.tail: deque[str] = deque(maxlen=_TAIL)
-        self.captured: list[str] = []
-        self._sink, self._echo, self._on_line = sink, echo, on_line
-        self._taking = Lock()  # held while a line is taken in: none comes once the log is closed
-        self._over = False
         self.failure: Exception | None = None  # the first that `on_line` raised
-        self._threads: list[Thread] = []
+        self._sink, self._echo, self._on_line = sink, echo, on_line
+        self._rest = b""
 
-    def start(self, process: subprocess.Popen[str]) -> None:
-        """Read stdout as data and stderr as lines, or stdout as lines where both are one."""
-        both = [(process.stdout, self._collect), (process.stderr, self._follow)]
-        for stream, way in both if process.stderr is not None else [(process.stdout, self._follow)]:
-            self._threads.append(Thread(target=way, args=(stream,), daemon=True))
-            self._threads[-1].start()
+    def read(self, process: subprocess.Popen[str], pipe: IO[str], deadline: float) -> bool:
+        """Read until the pipe ends, or `_LINGER` seconds after the process did; return False at the deadline."""
+        ended = None
+        while True:
+            readable, _, _ = select.select(
+                [pipe], [], [], 0.1 if ended else min(0.5, max(0.0, deadline - time.monotonic()))
+            )
+            if readable:
+                block = os.read(pipe.fileno(), 1 << 16)
+                if not block:
+                    break
+                self._take(block)
+            elif process.poll() is not None:
+                ended = ended or time.monotonic()
+            if ended and time.monotonic() - ended > _LINGER:
+                break
+            if not ended and time.monotonic() >= deadline:
+                return False
+        self._take(b"\n" if self._rest else b"")
+        return True
 
-    def end(self) -> None:
-        """Wait until all is read, for a while; take in nothing after that."""
-        deadline = time.monotonic() + _HELD
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        with self._taking:
-            self._over = True
+    def _take(self, block: bytes) -> None:
+        *lines, self._rest = (self._rest + block).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        for line in lines:
+            self._line(line.decode(errors="replace"))
 
-    def _follow(self, stream: IO[str]) -> None:
-        with stream:
-            for line in stream:
-                with self._taking:
-                    if not self._over and self.failure is None:
-                        try:
-                            self._take(line.rstrip("\n"))
-                        except Exception as failure:  # noqa: BLE001 - raised at the end; until then all is read
-                            self.failure = failure
-
-    def _take(self, text: str) -> None:
+    def _line(self, text: str) -> None:
         self.tail.append(text)
         if self._sink is not None:
             try:
                 self._sink.write(text + "\n")
                 self._sink.flush()
-            except OSError as error:  # what the process does is worth more than what it says
+            except OSError as error:  # what the process does is worth more than what it prints
                 talk.warn(f"{self._sink.name} takes nothing more: {error.strerror}")
                 close(self._sink)
                 self._sink = None
         if self._echo:
             talk.line(text)
-        if self._on_line is not None:
-            self._on_line(text)
-
-    def _collect(self, stream: IO[str]) -> None:
-        with stream:
-            self.captured.extend(stream)
+        if self._on_line is not None and self.failure is None:
+            try:
+                self._on_line(text)
+            except Exception as failure:  # noqa: BLE001 - raised at the end; until then everything is read
+                self.failure = failure
 
 
 def run(
@@ -246,7 +245,6 @@ def run(
     raised at the end. A status outside `accept` raises `ProcessFailed` with the last 20 lines; `timeout` (seconds)
     raises `ProcessTimedOut`.
     """
-    expired = False
     with contextlib.ExitStack() as stack:
         sink = None
         if log is not None:
@@ -254,42 +252,36 @@ def run(
             sink = log.open("a", encoding="utf-8", errors="replace")
             stack.callback(close, sink)
             sink.write(f"+ {spelled(command)}\n")
-        source = stack.enter_context(stdin.open("rb")) if stdin is not None else None
-        process = stack.enter_context(
-            spawn(
-                command,
-                env=env,
-                cwd=cwd,
-                stdin=source,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE if capture else subprocess.STDOUT,
-            )
+        # A file, so that there is one pipe to read.
+        data = (
+            stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")) if capture else None
         )
-        readers = _Readers(sink, echo, on_line)
-
-        def expire() -> None:
-            nonlocal expired
-            expired = True
-            end_group(process)
-
-        timer = Timer(timeout, expire) if timeout is not None else None
+        source = stack.enter_context(stdin.open("rb")) if stdin is not None else None
+        out, err = (data, PIPE) if data is not None else (PIPE, subprocess.STDOUT)
+        process = stack.enter_context(spawn(command, env=env, cwd=cwd, stdin=source, stdout=out, stderr=err))
+        pipe = process.stderr if data is not None else process.stdout
+        assert pipe is not None
+        stack.callback(close, pipe)
+        reader = _Reader(sink, echo, on_line)
+        deadline = time.monotonic() + timeout if timeout is not None else math.inf
+        status: int | None = None
         try:
-            readers.start(process)
-            if timer is not None:
-                timer.daemon = True
-                timer.start()
-            status = process.wait()
+            if reader.read(process, pipe, deadline):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    status = process.wait(None if timeout is None else max(0.1, deadline - time.monotonic()))
         finally:
-            if timer is not None:
-                timer.cancel()
-            if process.poll() is None:  # interrupted: what it says while it is ended is still read
+            if process.poll() is None:  # what it prints while it is ended is still read
                 end_group(process)
-            readers.end()
-    if readers.failure is not None:
-        raise readers.failure
-    lines = tuple(readers.tail)
-    if expired:
+                reader.read(process, pipe, math.inf)
+        stdout = ""
+        if data is not None:
+            data.seek(0)
+            stdout = data.read()
+    if reader.failure is not None:
+        raise reader.failure
+    lines = tuple(reader.tail)
+    if status is None:
         raise ProcessTimedOut(command, timeout or 0.0, lines, str(log or ""))
     if status not in accept:
         raise ProcessFailed(command, status, lines, str(log or ""))
-    return Finished(status, "".join(readers.captured), lines)
+    return Finished(status, stdout, lines)
