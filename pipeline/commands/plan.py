@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from pipeline.contract.commandline import path
-from pipeline.planning.arguments import add_arguments, plan_from
+from pipeline.planning.cli import add_arguments, plan_from
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -21,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Make the plan and show it."""
-    from pipeline.planning.show import describe
+    from pipeline.planning.report import describe
 
     plan = plan_from(arguments, ROOT)
     if arguments.output is not None:
@@ -34,5 +34,5 @@ def execute(arguments: argparse.Namespace) -> int:
         except OSError as error:
             raise UsageError(f"{arguments.output}: {error.strerror}", hint="name a file you may write") from None
         log.note(f"wrote {arguments.output}")
-    print(json.dumps(plan.to_json(), indent=2) if arguments.json else describe(plan))
+    print(json.dumps(plan.to_json(), indent=2) if arguments.json else describe(plan, arguments.model.strip()))
     return 0

@@ -10,10 +10,11 @@ from pipeline.contract.bounds import budget, seconds
 from pipeline.contract.commandline import path
 from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import Plan
+from pipeline.flashinfer.gpus import find_arch
 from pipeline.flashinfer.leader import check_leader
-from pipeline.planning.arguments import MODEL_HELP, add_options, engine_plan, plan_from
+from pipeline.planning.cli import MODEL_HELP, add_options, engine_plan, plan_from
 from pipeline.planning.engines import engine_start
-from pipeline.planning.target import Target
+from pipeline.planning.ops import Target
 
 from .caches import collect
 from .request import Request
@@ -211,7 +212,7 @@ def request_from(arguments: argparse.Namespace) -> Request:
     return Request(
         root=ROOT,
         plan=plan,
-        device=arguments.device.strip().lower() or ("cuda" if arguments.arch.strip()[:1].isdigit() else ""),
+        device=arguments.device.strip().lower() or ("cuda" if find_arch(arguments.arch) else ""),
         base_image=arguments.base_image,
         accept_base_versions=arguments.accept_base_versions,
         image=image,

@@ -13,7 +13,7 @@ from pipeline.contract.errors import DriftError, UsageError
 from pipeline.contract.files import write_whole
 from pipeline.contract.plan import Plan
 from pipeline.home import cache_home
-from pipeline.planning.target import Target
+from pipeline.planning.ops import Target
 from pipeline.versions import Versions, load
 
 from . import base as bases

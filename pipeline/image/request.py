@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.contract.plan import Plan
-from pipeline.planning.target import Target
+from pipeline.planning.ops import Target
 
 TuneIn = Literal["", "stage", "container", "import"]
 

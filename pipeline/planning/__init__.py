@@ -1,7 +1,7 @@
-"""Model + layout + versions → Plan. Standard library only at import; needs no engine, torch or GPU."""
+"""Model + layout + versions → Plan. Standard library only at import; needs no Docker Engine, torch or GPU."""
 
 from __future__ import annotations
 
-from .make import make_plan
+from .plan import make_plan
 
 __all__ = ["make_plan"]

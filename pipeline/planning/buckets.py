@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from pipeline.cache.finding import shown
 
 from .problems import Problems
-from .words import whole_number, within, words
 
 CPU_MAX_TOKENS = 128
 CUDA_MAX_TOKENS = 8192
@@ -52,7 +51,7 @@ def default_buckets(device: str, max_tokens: int | None) -> tuple[int, ...]:
     return flashinfer_buckets(max_tokens or CUDA_MAX_TOKENS)
 
 
-def own_buckets(buckets: Iterable[int]) -> tuple[int, ...]:
+def custom_buckets(buckets: Iterable[int]) -> tuple[int, ...]:
     """Buckets that the user named: ascending, without repeats."""
     return tuple(sorted(set(buckets)))
 
@@ -60,15 +59,15 @@ def own_buckets(buckets: Iterable[int]) -> tuple[int, ...]:
 def read_buckets(text: str, problems: Problems, option: str = "--buckets") -> tuple[int, ...]:
     """Counts (`8`) and ranges (`8-256:8`: first-last:step, both ends among them), ascending, without repeats.
 
-    `problems` gets all that is wrong, as settings of `option`; what is right beside it is returned. A range whose last
-    count no step reaches is wrong: a server captures that count, or another one was meant. So are more than `MOST`
-    counts, which are never written out.
+    `problems` gets all that is wrong, as settings of `option`; the counts that are right are returned. A range whose
+    last count no step reaches is wrong: a server captures that count, or another one was meant. So are more than `MOST`
+    counts, which are never expanded.
     """
-    named = [_counts(word, problems, option) for word in words(text)]
+    named = [_counts(word, problems, option) for word in re.split(r"[,\s]+", text) if word]
     if (total := sum(map(len, named))) > MOST:
         problems.add(f"{option} names {total} token counts, {MOST} are the most", "name those that the server runs")
         return ()
-    return own_buckets(itertools.chain.from_iterable(named))
+    return custom_buckets(itertools.chain.from_iterable(named))
 
 
 def spell_buckets(counts: Sequence[int]) -> str:
@@ -88,27 +87,36 @@ def spell_buckets(counts: Sequence[int]) -> str:
     return ",".join(spelled)
 
 
+def _whole(text: str) -> int | None:
+    """ASCII digits as a number from 1 to `LARGEST`; None for anything else."""
+    if re.fullmatch(r"[0-9]{1,12}", text, re.ASCII) and 1 <= (number := int(text)) <= LARGEST:
+        return number
+    return None
+
+
 def _counts(word: str, problems: Problems, option: str) -> Sequence[int]:
-    """What one word names; nothing where it is wrong."""
+    """The counts that one word names; nothing where it is wrong."""
+    named = f"{option}={shown(word, 60)}"
     if ":" not in word and "-" not in word[1:]:
-        count = whole_number(word, option, problems, largest=LARGEST)
+        count = _whole(word)
+        if count is None:
+            problems.add(f"{named} is not an integer from 1 to {LARGEST}", _HOW)
         return () if count is None else (count,)
-    said = f"{option}={shown(word, 60)}"
     parts = re.fullmatch(r"([0-9]+)-([0-9]+)(?::([0-9]+))?", word, re.ASCII)
     if parts is None:
-        problems.add(f"{said} is neither a count nor a range", _HOW)
+        problems.add(f"{named} is neither a count nor a range", _HOW)
     elif parts[3] is None:
-        problems.add(f"{said} has no step", f"{word}:1 is every count of it, a larger step fewer")
+        problems.add(f"{named} has no step", f"{word}:1 is every count of it, a larger step fewer")
     else:
-        first, last, step = (within(part, largest=LARGEST) for part in parts.groups())
+        first, last, step = map(_whole, parts.groups())
         if first is None or last is None or step is None:
-            problems.add(f"{said} is out of range", f"first, last and step are 1 to {LARGEST}")
+            problems.add(f"{named} is out of range", f"first, last and step are 1 to {LARGEST}")
         elif last < first:
-            problems.add(f"{said} ends before it begins", "a range goes up, first-last:step")
+            problems.add(f"{named} ends before it begins", "a range goes up, first-last:step")
         elif beyond := (last - first) % step:
             below = last - beyond
             hint = f"{first}-{below}:{step} ends below it, {first}-{below + step}:{step} above"
-            problems.add(f"{said} does not reach {last}", hint)
+            problems.add(f"{named} does not reach {last}", hint)
         else:
             return range(first, last + 1, step)
     return ()

@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import EngineRun, Layout
 
-from .find import HUB_ID, LARGEST_FILE, ModelUnreadable
+from .model_source import HUB_ID, LARGEST_FILE, ModelUnreadable, fetch_config
 
 ENGINES = ("vllm", "sglang")
 # Beside config.json these decide how a model is quantized; nothing else of its folder is laid out.
@@ -71,7 +71,7 @@ def _model_path(name: str, words: Sequence[str]) -> str:
     path = positional or (named[-1] if named else "")
     if not path:
         raise EngineArgumentsWrong("ENGINE_ARGS name no model", hint=hint)
-    if not re.fullmatch(r"(/[A-Za-z0-9_][A-Za-z0-9_.+@ -]*)+/?", path):
+    if not re.fullmatch(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9_.][A-Za-z0-9_.+@ -]*)+/?", path):
         raise EngineArgumentsWrong(
             f"{path!r} is no absolute path, and the engine's hash covers the path's spelling",
             hint="give the path at which the model lies in the container at run time; a hub id becomes a path there",
@@ -120,7 +120,7 @@ def _variables(text: str) -> dict[str, str]:
         name, equals, value = word.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise EngineArgumentsWrong(f"ENGINE_ENV: {word!r} is not NAME=VALUE", hint="ENGINE_ENV='VLLM_X=1 Y=2'")
-        if re.search(r"KEY|TOKEN|SECRET|PASSWORD", name):
+        if re.search(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(_|$)", name.upper()):
             raise EngineArgumentsWrong(
                 f"ENGINE_ENV: {name} looks like a secret, and would be written into the image",
                 hint="vLLM 0.28 hashes VLLM_API_KEY: give --api-key at run time instead",
@@ -154,8 +154,6 @@ def _folder(model: str) -> Path:
     if path.name == "config.json" and path.is_file():
         return path.parent
     if HUB_ID.fullmatch(model) and not path.exists():
-        from .hub import fetch_config
-
         return fetch_config(model, "a folder with a config.json").parent
     raise EngineArgumentsWrong(
         f"ENGINE= needs the model's whole config.json, and MODEL={model} is no folder that holds one",

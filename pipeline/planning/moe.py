@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pipeline.contract.plan import OpPlan
 from pipeline.flashinfer.features import NEWEST_READ
 from pipeline.flashinfer.gpus import HOPPER_ON, TRTLLM_GEN
 from pipeline.flashinfer.moe_keys import rank_in_key
 
-from .choice import Context, NotTuned, changed, padded, unproven
-from .parts import Part
-from .quant import Kind
+from .ops import Context, NotTuned, padded, unproven
+from .quantization import Kind
+from .sharding import Part
 
 # format, of mxfp4 on Hopper with the kernels -> multiples of the hidden and of the intermediate size per rank that
 # vLLM 0.28 and 0.33 pad to:
@@ -42,8 +43,8 @@ ROUTING = {
 def _routing(part: Part, context: Context) -> tuple[tuple[int, ...], dict[str, str]]:
     """The buckets at which every expert-parallel rank has tokens, and how the inputs see to it.
 
-    Inputs deal the (token, expert) pairs out to the ranks in turn, so a rank has tokens once there are as many pairs
-    as ranks; a random choice would only make that likely.
+    Inputs assign the (token, expert) pairs to the ranks in turn, so a rank has tokens once there are as many pairs as
+    ranks; a random choice would only make that likely.
     """
     assert part.moe is not None
     ep, top_k = part.moe.ep, part.moe.top_k
@@ -62,7 +63,7 @@ def _moe_op(part: Part, context: Context, op: str, dtypes: tuple[str, str], **op
     shape = part.moe
     assert shape is not None
     kept, routing = _routing(part, context)
-    moe = context.facts.moe
+    moe = context.model.moe
     assert moe is not None
     extras = {"activation": moe.activation, **({"bias": "true"} if part.bias else {})}
     return OpPlan(
@@ -89,9 +90,9 @@ def _cutlass_moe(part: Part, context: Context, dtypes: tuple[str, str], **option
 
 def _routing_method(context: Context) -> str:
     """What the trtllm-gen ops are told of the router; empty where this tuner has no counterpart."""
-    moe = context.facts.moe
+    moe = context.model.moe
     assert moe is not None
-    method = ROUTING.get(context.facts.family, "")
+    method = ROUTING.get(context.model.family, "")
     return "default" if method == "renormalize_naive" and not moe.renormalized else method
 
 
@@ -100,11 +101,11 @@ def _trtllm_moe(part: Part, context: Context, op: str, dtypes: tuple[str, str], 
         raise NotTuned(
             f"{part.scheme}: {op} has kernels for compute capability 10.0 and 10.3, not {context.target.arch}"
         )
-    moe = context.facts.moe
+    moe = context.model.moe
     assert moe is not None
     options["routing_method"] = _routing_method(context)
     if not options["routing_method"]:
-        raise NotTuned(f"{op}: how {context.facts.family} routes tokens has no counterpart in this tuner")
+        raise NotTuned(f"{op}: how {context.model.family} routes tokens has no counterpart in this tuner")
     if options["routing_method"] == "deepseek_v3":
         options |= {"n_group": str(moe.groups or 1), "topk_group": str(moe.top_groups or 1)}
     return _moe_op(part, context, op, dtypes, **options)
@@ -116,7 +117,7 @@ def _against_trtllm(part: Part, context: Context, op: str) -> Iterator[str]:
     As vLLM 0.28 and 0.33 choose (fused_moe/oracle/unquantized.py and fp8.py, experts/trtllm_bf16_moe.py and
     trtllm_fp8_moe.py).
     """
-    moe, asked, bf16 = context.facts.moe, context.asked, op == "trtllm_bf16_moe"
+    moe, asked, bf16 = context.model.moe, context.asked, op == "trtllm_bf16_moe"
     assert moe is not None
     assert part.moe is not None
     if "cutlass_fused_moe" in asked and op not in asked:
@@ -128,7 +129,7 @@ def _against_trtllm(part: Part, context: Context, op: str) -> Iterator[str]:
         yield f"{context.out_dtype}: it writes bfloat16; vLLM chooses {done}"
     method = _routing_method(context)
     if not method:
-        yield f"how {context.facts.family} routes tokens has no counterpart in this tuner"
+        yield f"how {context.model.family} routes tokens has no counterpart in this tuner"
     if method == "default":
         alone = " without data parallelism" if bf16 else ""
         yield f"vLLM has no such router for it, and chooses cutlass_fused_moe itself{alone}"
@@ -143,19 +144,19 @@ def _plain_moe(part: Part, context: Context, trtllm: str, dtype: str) -> OpPlan:
     if why or context.target.sm not in TRTLLM_GEN:
         op = _cutlass_moe(part, context, (dtype, dtype))
         op = padded(op, "vLLM does", fp8) if dtype == "float8_e4m3fn" else op
-        return changed(op, notes=(*op.notes, f"{trtllm} is not planned: {why}")) if why else op
+        return replace(op, notes=(*op.notes, f"{trtllm} is not planned: {why}")) if why else op
     op = _trtllm_moe(part, context, trtllm, (dtype, dtype))
     if trtllm == "trtllm_bf16_moe":
         op = padded(op, "vLLM 0.33 and SGLang do (vLLM 0.28 does not, and cannot run it)", PADDING["bf16"])
     else:
         op = padded(op, "vLLM does", fp8)
-    return changed(op, notes=(*op.notes, "stands for cutlass_fused_moe, which --ops cutlass_fused_moe plans instead"))
+    return replace(op, notes=(*op.notes, "stands for cutlass_fused_moe, which --ops cutlass_fused_moe plans instead"))
 
 
 def _mxfp4_on_hopper(part: Part, context: Context) -> OpPlan:
     """As servers run gpt-oss: what they would ask for other experts has no counterpart here."""
-    assert context.facts.moe is not None
-    if not part.bias or context.facts.moe.activation != "swiglu_oai":
+    assert context.model.moe is not None
+    if not part.bias or context.model.moe.activation != "swiglu_oai":
         raise NotTuned(
             "mxfp4: on Hopper cutlass_fused_moe is tuned as servers call it for gpt-oss, whose experts have biases and "
             "a SwiGLU of their own; these have not"
@@ -174,25 +175,25 @@ def _mxfp4_moe(part: Part, context: Context) -> OpPlan:
     if wide.shape["hidden"] == hidden:
         return wide
     # vLLM (experts/trtllm_mxfp4_moe.py) and SGLang (moe_runner/flashinfer_trtllm.py) take the model's own columns
-    return changed(wide, options={**wide.options, "hidden_out": str(hidden)})
+    return replace(wide, options={**wide.options, "hidden_out": str(hidden)})
 
 
 def moe_op(part: Part, context: Context) -> OpPlan:
     """The op of one MoE layer; raises `NotTuned`."""
     kind, sm = part.scheme.kind, context.target.sm
-    if part.unfit:
-        raise NotTuned(part.unfit)
+    if part.unsupported:
+        raise NotTuned(part.unsupported)
     if kind is Kind.NONE:
-        if context.facts.dtype not in ("bfloat16", "float16"):
-            raise NotTuned(f"{context.facts.dtype}: cutlass_fused_moe is tuned for bfloat16 and float16{context.cast}")
-        return _plain_moe(part, context, "trtllm_bf16_moe", context.facts.dtype)
+        if context.model.dtype not in ("bfloat16", "float16"):
+            raise NotTuned(f"{context.model.dtype}: cutlass_fused_moe is tuned for bfloat16 and float16{context.cast}")
+        return _plain_moe(part, context, "trtllm_bf16_moe", context.model.dtype)
     if kind is Kind.FP8_TENSOR:
         return _plain_moe(part, context, "trtllm_fp8_per_tensor_scale_moe", "float8_e4m3fn")
     if kind is Kind.FP8_BLOCK:
         if sm not in TRTLLM_GEN:
             raise NotTuned(
                 f"{part.scheme}: cutlass_fused_moe's profiling of block scales runs nothing "
-                f"(all versions to {NEWEST_READ}), so its winners would be noise"
+                f"(all versions to {NEWEST_READ}), so its timings are meaningless"
             )
         return _trtllm_moe(part, context, "trtllm_fp8_block_scale_moe", ("float8_e4m3fn",) * 2, format="fp8_block")
     if kind is Kind.MXFP8:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pipeline.contract.errors import UsageError
 
-_MEND = "mend that in the model's config.json, or download the file again"  # only of that file is no remedy told
+_FIX = "fix that in the model's config.json, or download the file again"  # problems of that file have no hint
 
 
 class PlanRefused(UsageError):
@@ -34,8 +34,6 @@ class Problems:
             return
         if len(self.found) == 1:
             message, hint = self.found[0]
-            raise PlanRefused(message, hint=hint or _MEND)
+            raise PlanRefused(message, hint=hint or _FIX)
         details = self.lines()
-        raise PlanRefused(
-            f"{len(details)} settings cannot make a plan", hint="mend them all, then plan again", details=details
-        )
+        raise PlanRefused(f"{len(details)} invalid settings", hint="fix them all, then plan again", details=details)

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.contract.errors import UsageError
 from pipeline.image.naming import plain
-from pipeline.planning.find import usual_tp
+from pipeline.planning.model_source import usual_tp
 
 from .faults import TagsClash
 from .matrixfile import CellTable, EngineTable, ExcludeTable, GpuTable, MatrixFile, refused

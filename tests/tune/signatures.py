@@ -17,8 +17,9 @@ import torch
 from flashinfer import fused_moe
 
 from pipeline.contract.plan import Layout, OpPlan, Plan
+from pipeline.flashinfer.features import PROCESS_GROUP
 from pipeline.tune import device, flashinfer_api, jit
-from pipeline.tune.ops import adapter_of, cuda
+from pipeline.tune.ops import adapter_of
 from pipeline.tune.ops.fp4 import values
 from pipeline.tune.ops.moe import route, sizes
 
@@ -192,7 +193,7 @@ def main() -> None:
     told["modules"] = sorted(jit.specs_of(Plan("m", "cuda", "90a", "x", Layout(), tuple(PLANS[:2]))))
     told["failed build"] = failed_build()
     told["devices"] = devices()
-    assert cuda.release(flashinfer_api.version()) >= (0, 6, 16)
+    assert PROCESS_GROUP.of(flashinfer_api.version())
     print(json.dumps(told))
 
 

@@ -4,7 +4,7 @@ import json
 
 from pipeline.contract.plan import Layout
 from pipeline.planning import make_plan
-from pipeline.planning.find import find_model
+from pipeline.planning.model_source import find_model
 
 OLD, NEW = "0.6.16.post3", "0.7.4"
 
@@ -31,3 +31,9 @@ def ops(plan):
 
 def fp8(quant_method="modelopt", **more):
     return {"quantization_config": {"quant_method": quant_method, "quant_algo": "FP8", **more}}
+
+
+def write_config(tmp_path, config):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    return str(path)

@@ -12,7 +12,7 @@ from pipeline.contract.plan import OpPlan
 from pipeline.flashinfer import features
 from pipeline.flashinfer.gpus import GPUS, KNOWN_SM, arch_choices, arch_name, find_arch
 from pipeline.flashinfer.moe_keys import key_problems, overwriting
-from pipeline.planning.make import _told_apart
+from pipeline.planning.plan import _without_collisions
 
 SHAPE = {"experts": 8, "local_experts": 8, "hidden": 1024, "intermediate": 512, "top_k": 2, "tp": 1, "ep": 1}
 
@@ -32,13 +32,13 @@ def layer(name: str, op: str, ranks: tuple[int, ...] = (), **shape: int) -> OpPl
 def test_what_the_ranks_refuse_is_not_planned(op: str, old: str, new: str, left_out: dict[str, int]) -> None:
     router = OpPlan("router", "mm_bf16", {"n": 8, "k": 1024}, {}, (1, 2))
     layers = [router, layer("a", op), layer("b", op, **left_out)]
-    planned, lost = _told_apart(layers, old)
+    planned, lost = _without_collisions(layers, old)
     assert planned == [router]
     assert [one.name for one in lost] == ["a", "b"]
     assert all(f"{new} tells them apart" in one.reason for one in lost)
     assert len(key_problems(layers, old)) == 1
     assert key_problems(planned, old) == []
-    assert _told_apart(layers, new) == (layers, [])
+    assert _without_collisions(layers, new) == (layers, [])
 
 
 def test_the_same_layer_on_other_ranks_or_one_that_keys_tell_apart_stays() -> None:

@@ -1,117 +1,88 @@
-"""The buckets that a user names: counts and ranges, read by one reader and spelled again."""
+"""Token counts: FlashInfer's own, and those that a user names as counts and ranges."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.planning.buckets import LARGEST, MOST, read_buckets, spell_buckets
+from pipeline.planning.buckets import (
+    LARGEST,
+    MOST,
+    default_buckets,
+    flashinfer_buckets,
+    powers_of_two,
+    read_buckets,
+    spell_buckets,
+)  # fmt: skip
 from pipeline.planning.problems import Problems
 
 CAPTURED = "1,2,4,8-256:8,272-512:16"
 
 
-def read(text: str) -> tuple[int, ...]:
+def read(text):
     problems = Problems()
-    counts = read_buckets(text, problems)
-    assert problems.found == []
-    return counts
+    return read_buckets(text, problems), problems.found
 
 
-def wrong(text: str) -> list[tuple[str, str]]:
-    problems = Problems()
-    read_buckets(text, problems)
-    return problems.found
-
-
-def test_what_an_engine_captures_is_three_counts_and_two_ranges() -> None:
-    assert read(CAPTURED) == (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
-    assert len(read(CAPTURED)) == 51
+def test_what_a_server_captures_is_three_counts_and_two_ranges():
+    counts, wrong = read(CAPTURED)
+    assert (counts, wrong) == ((1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)), [])
+    assert len(counts) == 51 and spell_buckets(counts) == CAPTURED
 
 
 @pytest.mark.parametrize(
     ("text", "counts"),
-    [
-        ("", ()),
-        (" , ", ()),
-        ("8", (8,)),
-        ("64,1 64\n8", (1, 8, 64)),
-        ("8-8:4", (8,)),
-        ("8-16:8", (8, 16)),
-        ("16-32:8,8-24:8,1", (1, 8, 16, 24, 32)),
-        (f"1-{MOST}:1", tuple(range(1, MOST + 1))),
-        (f"{LARGEST}-{LARGEST}:1", (LARGEST,)),
-    ],
-)
-def test_counts_and_ranges_are_sorted_without_repeats(text: str, counts: tuple[int, ...]) -> None:
-    assert read(text) == counts
+    [("", ()), (" , ", ()), ("64,1 64\n8", (1, 8, 64)), ("8-8:4", (8,)), ("16-32:8,8-24:8,1", (1, 8, 16, 24, 32)),
+     (f"1-{MOST}:1", tuple(range(1, MOST + 1))), (f"{LARGEST}-{LARGEST}:1", (LARGEST,))],
+)  # fmt: skip
+def test_counts_and_ranges_are_sorted_without_repeats(text, counts):
+    assert read(text) == (counts, [])
 
 
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("8-", "--buckets=8- is neither a count nor a range", "such as 1,2,4,8-256:8"),
-        ("-8-16:8", "--buckets=-8-16:8 is neither a count nor a range", "first-last:step"),
-        ("8:2", "--buckets=8:2 is neither a count nor a range", "first-last:step"),
-        ("8-16:", "--buckets=8-16: is neither a count nor a range", "first-last:step"),
-        ("8-16:8:8", "--buckets=8-16:8:8 is neither a count nor a range", "first-last:step"),
-        ("a-b:c", "--buckets=a-b:c is neither a count nor a range", "first-last:step"),
-        ("8–16:8", "--buckets=8–16:8 is neither a count nor a range", "first-last:step"),
-        ("٨-١٦:٨", "is neither a count nor a range", "first-last:step"),
+        *(
+            (t, f"{t} is neither a count nor a range", "first-last:step")
+            for t in ("8-", "-8-16:8", "8-16:8:8", "a-b:c")
+        ),
         ("8-\x1b[2J", "--buckets=8-\\x1b[2J is neither a count nor a range", "first-last:step"),
         ("8-16", "--buckets=8-16 has no step", "8-16:1 is every count"),
         ("8-4:2", "--buckets=8-4:2 ends before it begins", "first-last:step"),
         ("8-16:0", "--buckets=8-16:0 is out of range", "first, last and step are 1 to 1048576"),
-        ("0-16:8", "--buckets=0-16:8 is out of range", "first, last and step are 1 to 1048576"),
-        (f"1-{LARGEST + 1}:1", "is out of range", "first, last and step are 1 to 1048576"),
         (f"1-{'9' * 5000}:1", "9… is out of range", "first, last and step are 1 to 1048576"),
         ("8-250:8", "--buckets=8-250:8 does not reach 250", "8-248:8 ends below it, 8-256:8 above"),
-        ("-8", "--buckets=-8 is out of range", "takes 1 to 1048576"),
-        ("x", "--buckets=x is not a whole number", "takes 1 to 1048576"),
-        (f"1-{MOST + 1}:1", "--buckets names 4097 token counts, 4096 are the most", "that the server runs"),
-        (f"1-{LARGEST}:1", "--buckets names 1048576 token counts, 4096 are the most", "that the server runs"),
+        *((t, f"--buckets={t} is not an integer from 1 to 1048576", "such as") for t in ("-8", "x", "0", "٣")),
         (f"1-{MOST}:1,8192", "--buckets names 4097 token counts, 4096 are the most", "that the server runs"),
     ],
 )
-def test_bad_buckets_have_one_line_and_a_hint(text: str, message: str, hint: str) -> None:
-    ((said, remedy),) = wrong(text)
-    assert message in said
-    assert hint in remedy
-    assert "\n" not in said + remedy
-    assert len(said) < 150
-
-
-def test_every_wrong_word_is_said() -> None:
-    assert [said.partition(" ")[0] for said, _ in wrong("8-,1,9-16,x,16-8:2")] == [
-        "--buckets=8-", "--buckets=9-16", "--buckets=x", "--buckets=16-8:2",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("counts", "spelled"),
-    [
-        ((), ""),
-        ((8,), "8"),
-        ((1, 8), "1,8"),
-        ((8, 16, 24), "8,16,24"),
-        ((8, 16, 24, 32), "8-32:8"),
-        ((1, 2, 3, 4, 6, 8, 10), "1-4:1,6,8,10"),
-        (read(CAPTURED), CAPTURED),
-    ],
-)
-def test_equal_steps_are_spelled_as_a_range(counts: tuple[int, ...], spelled: str) -> None:
-    assert spell_buckets(counts) == spelled
+def test_bad_buckets_have_one_line_and_a_hint(text, message, hint):
+    ((said, remedy),) = read(text)[1]
+    assert message in said and hint in remedy
+    assert "\n" not in said + remedy and len(said) < 150
 
 
 @given(st.sets(st.integers(1, 60) | st.integers(1, LARGEST), max_size=40))
-def test_what_is_spelled_is_read_again(counts: set[int]) -> None:
-    ordered = tuple(sorted(counts))
-    assert read(spell_buckets(ordered)) == ordered
+def test_what_is_spelled_is_read_again(counts):
+    assert read(spell_buckets(sorted(counts))) == (tuple(sorted(counts)), [])
 
 
 @given(st.text("0123456789-:, x", max_size=30))
-def test_any_text_is_read_or_refused(text: str) -> None:
-    problems = Problems()
-    counts = read_buckets(text, problems)
-    assert counts == tuple(sorted(set(counts)))
-    assert all(1 <= count <= LARGEST for count in counts)
-    assert all(said and hint for said, hint in problems.found)
+def test_any_text_is_read_or_refused(text):
+    counts, wrong = read(text)
+    assert counts == tuple(sorted(set(counts))) and all(1 <= count <= LARGEST for count in counts)
+    assert all(said and hint for said, hint in wrong)
+
+
+def test_flashinfers_buckets():
+    assert flashinfer_buckets(8192) == (
+        1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 8192,
+    )  # fmt: skip
+    assert default_buckets("cpu", None) == default_buckets("cuda", 100) == (1, 2, 4, 8, 16, 32, 64, 128)
+    assert default_buckets("cuda", None)[-1] == 8192
+
+
+@given(st.integers(1, 1 << 20))
+def test_buckets_end_with_the_first_that_holds_the_largest_batch(largest):
+    for found in (powers_of_two(largest), flashinfer_buckets(largest)):
+        assert found[0] == 1 and list(found) == sorted(set(found))
+        assert found[-1] >= largest and all(bucket < largest for bucket in found[:-1])

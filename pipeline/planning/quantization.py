@@ -1,7 +1,7 @@
 """How a model's weights are quantized: `quantization_config` of config.json → the scheme of each module.
 
-Formats read: `fp8` (with and without `weight_block_size`), `fbgemm_fp8`, `modelopt` (FP8, NVFP4, MXFP8),
-`compressed-tensors` (float 8 and 4 bits), `mxfp4`. Anything else is a scheme of its own that no FlashInfer op takes.
+Formats: `fp8` (with and without `weight_block_size`), `fbgemm_fp8`, `modelopt` (FP8, NVFP4, MXFP8),
+`compressed-tensors` (float 8 and 4 bits), `mxfp4`. Anything else is a scheme that no FlashInfer op takes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,13 @@ from typing import Any
 
 from pipeline.cache.finding import shown
 
-from .expressions import PREFIX, Expression, expressions
+from .model_config import language_model
 from .problems import Problems
+
+PREFIX = "re:"
+_LONGEST = 500  # characters of an expression; those of checkpoints have fewer than a hundred
+_MOST_REPEATS = 5  # `*`, `+` and `{n,}` of one expression: each may multiply the time by the length of a name
+_IGNORED = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
 
 
 class Kind(StrEnum):
@@ -76,7 +81,7 @@ class Modules:
 
     @cached_property
     def _globs(self) -> re.Pattern[str] | None:
-        # the standard library's translation takes no star back, so that no pattern can keep us busy for ever
+        # the standard library translates stars to atomic groups, which never backtrack
         found = [p for p in self.patterns if p not in self._plain and not p.startswith(PREFIX)]
         return re.compile("|".join(map(fnmatch.translate, found))) if found else None
 
@@ -98,14 +103,12 @@ class Quantization:
     """The scheme of each module: the first group whose targets hold it, unless it is among the ignored.
 
     `towers`: the language model is one of several, and the lists name its modules below `language_model`.
-    `expressions`: those in all lists, to be tried before a scheme is asked for.
     """
 
     groups: tuple[tuple[Modules | None, Scheme], ...] = ()
     ignored: Modules = field(default_factory=Modules)
     experts_only: bool = False
     towers: bool = False
-    expressions: tuple[Expression, ...] = ()
 
     def scheme(self, modules: Sequence[str], *, experts: bool = False) -> Scheme:
         """The scheme of a product whose weight is made of `modules` (merged projections are quantized alike)."""
@@ -119,8 +122,8 @@ class Quantization:
                 return scheme
         return NONE
 
-    def idle(self, modules: Sequence[str]) -> list[tuple[str, Scheme]]:
-        """The groups that hold none of `modules`: their targets, as far as a line holds them, and scheme."""
+    def unused(self, modules: Sequence[str]) -> list[tuple[str, Scheme]]:
+        """The groups whose targets are none of `modules`: the targets, cut to a line, and the scheme."""
         spelled = self.spelled(modules)
         return [
             (shown(", ".join(targets.patterns), 60), scheme)
@@ -215,36 +218,83 @@ def _groups(method: str, config: Mapping[str, Any]) -> tuple[tuple[Modules | Non
     return ((None, scheme),) if scheme else _config_groups(config)
 
 
-_IGNORED = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
+def _check_expression(text: str) -> str:
+    """Why an expression of a config is refused; empty where it may be matched.
+
+    `re` has no time limit, and an unbounded repeat of a group that itself repeats or branches can take years. The
+    checkpoints' own expressions have no such thing.
+    """
+    if len(text) > _LONGEST:
+        return f"which is longer than {_LONGEST} characters"
+    try:
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"which is no regular expression: {error}"
+    bare = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", text)  # escapes and character classes say nothing here
+    varies = [False]  # whether the group that is open at each depth repeats or branches
+    repeats = 0
+    closed = False
+    for at, char in enumerate(bare):
+        repeated = char in "*+" or (char == "{" and re.match(r"\{\d*,?\d*\}", bare[at:]) is not None)
+        if repeated and closed:
+            return "which has a repeat inside a repeat, and may never end"
+        closed = False
+        if char == "(":
+            varies.append(False)
+        elif char == ")" and len(varies) > 1:
+            closed = varies.pop()
+            varies[-1] = varies[-1] or closed
+        elif repeated or char == "|" or (char == "?" and bare[at - 1 : at] != "("):
+            repeats += repeated
+            varies[-1] = True
+    return f"which has more than {_MOST_REPEATS} repeats" if repeats > _MOST_REPEATS else ""
+
+
+def _method(config: Mapping[str, Any]) -> str:
+    """`quant_method`, or what a checkpoint without one was made by: ModelOpt writes its producer and its algorithm."""
+    if named := str(config.get("quant_method") or "").lower():
+        return named
+    producer = config.get("producer")
+    if config.get("quant_algo") or (isinstance(producer, Mapping) and producer.get("name") == "modelopt"):
+        return "modelopt"
+    return "compressed-tensors" if isinstance(config.get("config_groups"), Mapping) else ""
+
+
+def _find(config: Mapping[str, object]) -> object:
+    """`quantization_config`, beside `text_config` or inside it."""
+    places = (config, language_model(config) or {})
+    return next(
+        (one[key] for one in places for key in ("quantization_config", "compression_config") if one.get(key)), None
+    )
 
 
 def read_quantization(config: Mapping[str, object], problems: Problems) -> Quantization:
-    """Read `quantization_config` of a config.json; a model without one is unquantized.
-
-    A model with several towers has it beside `text_config` or inside.
-    """
-    inner = config.get("text_config")
-    towers = [inner] if isinstance(inner, Mapping) and "hidden_size" not in config else []
-    places = [one.get(key) for one in (config, *towers) for key in ("quantization_config", "compression_config")]
-    value = next((place for place in places if place), None)
+    """Read the quantization of a config.json; a model without one is unquantized."""
+    value = _find(config)
     if value is None:
         return Quantization()
     if not isinstance(value, Mapping):
         problems.add(f"config.json: quantization_config is {type(value).__name__}, not an object")
         return Quantization()
-    method = str(value.get("quant_method") or "").lower()
+    inner = value.get("quantization")  # as in hf_quant_config.json
+    value = {**value, **inner} if isinstance(inner, Mapping) else value
+    method = _method(value)
     if not method:
         problems.add(
             "config.json: quantization_config has no quant_method", "say how: fp8, modelopt, awq, bitsandbytes, …"
         )
         return Quantization()
-    lists = {key: _strings(value.get(key)) for key in _IGNORED}
-    ignored = tuple(name for names in lists.values() for name in names)
     groups = _groups(method, value)
-    lists |= {"config_groups": [name for targets, _ in groups if targets for name in targets.patterns]}
-    found = [one for key, names in lists.items() for one in expressions(f"quantization_config.{key}", names, problems)]
+    lists = {key: tuple(_strings(value.get(key))) for key in _IGNORED}
+    targets = tuple(name for names, _ in groups if names for name in names.patterns)
+    for key, names in {**lists, "config_groups": targets}.items():
+        for name in (name for name in names if name.startswith(PREFIX)):
+            if why := _check_expression(name.removeprefix(PREFIX)):
+                problems.add(
+                    f"config.json: quantization_config.{key} names {shown(repr(name), 60)}, {why}",
+                    "simplify it, or list the modules",
+                )
     if problems.found:
         return Quantization()
-    return Quantization(
-        groups, Modules(ignored), experts_only=method == "mxfp4", towers=bool(towers), expressions=tuple(found)
-    )
+    ignored = Modules(tuple(name for names in lists.values() for name in names))
+    return Quantization(groups, ignored, method == "mxfp4", towers=language_model(config) is not None)

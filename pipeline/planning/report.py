@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from pipeline.contract.plan import OpPlan, Plan
 
-from .served import found_by_none
+from .consumers import found_by_none, summary
+from .ops import Target
+from .plan import server_command
 
-_NOBODY = "no server finds these entries, only callers of FlashInfer itself"
+COLUMNS = ("op", "FlashInfer op", "shape per rank", "dtypes", "buckets", "layers", "backends")
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -27,27 +29,41 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def describe(plan: Plan) -> str:
-    """The plan as a table of ops with their shapes per rank, what is left out and why, and the digest."""
-    layout = plan.layout
-    sizes = " ".join(
-        f"{n}={s}" for n, s in (("tp", layout.tp), ("ep", layout.ep), ("pp", layout.pp), ("dp", layout.dp))
-    )
+def _gains(plan: Plan, model: str) -> tuple[list[str], list[str]]:
+    """What is to be said before everything else, and what after the table, of the servers that gain by a plan."""
+    reasons = found_by_none(plan.ops)
+    if reasons:
+        first = (
+            "NO SERVER GAINS BY THIS PLAN: its entries are looked up by callers of FlashInfer itself alone. "
+            f"For a server's cold start: {server_command(model)}"
+        )
+        return [first, *(f"  {reason}" for reason in reasons), ""], []
+    return [], list(summary(plan, Target(plan.device, plan.arch).sm))
+
+
+def describe(plan: Plan, model: str = "") -> str:
+    """The plan as a table of ops with their shapes per rank, who looks them up, what is left out and why, the digest.
+
+    `model` is what the user typed as MODEL, for commands that the text names.
+    """
+    sizes = " ".join(f"{name}={getattr(plan.layout, name)}" for name in ("tp", "ep", "pp", "dp"))
     points = sum(len(op.buckets) for op in plan.ops)
+    before, after = _gains(plan, model or plan.model)
     lines = [
+        *before,
         f"{plan.model} on {plan.device} {plan.arch}, FlashInfer {plan.flashinfer_version}, {sizes}",
         "",
-        *_table([("op", "adapter", "shape per rank", "dtypes", "buckets", "layers", "backends"), *map(_row, plan.ops)]),
+        *_table([COLUMNS, *map(_row, plan.ops)]),
         "",
-        f"{_count(len(plan.ops), 'op')}, {_count(points, 'op × bucket pair')}, {_count(layout.world, 'rank')}",
+        f"{_count(len(plan.ops), 'op')}, {_count(points, 'op × bucket pair')}, {_count(plan.layout.world, 'rank')}",
+        *after,
     ]
     if plan.skip_ops:
         lines.append(f"skipped: {', '.join(plan.skip_ops)}")
     remarks: dict[str, list[str]] = {}
-    said_once = bool(found_by_none(plan.ops))  # the plan's own notes say it then
     for op in plan.ops:
-        nobody = [f"{_NOBODY}: {op.unserved}"] if op.unserved and not said_once else []
-        for note in (*op.notes, *nobody):
+        unserved = [f"no server looks these up: {op.unserved}"] if op.unserved and not before else []
+        for note in (*op.notes, *unserved):
             remarks.setdefault(note, []).append(op.name)
     if remarks or plan.notes:
         lines += ["", "notes:"]

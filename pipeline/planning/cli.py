@@ -1,7 +1,7 @@
 """The planning options of the command line, shared by every command that starts from a model.
 
-Numbers arrive as text and are read here, so that all that is wrong is said at once, and so that an option that a
-Makefile passes empty counts as not given.
+Options are text until they are read here: all that is wrong is shown at once, and an option that a Makefile passes
+empty counts as not given.
 """
 
 from __future__ import annotations
@@ -9,31 +9,35 @@ from __future__ import annotations
 import argparse
 import platform
 import re
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import MOST_RANKS, MOST_SEEDS, Layout, Plan
+from pipeline.flashinfer.gpus import find_arch
 
 from .buckets import LARGEST, read_buckets
 from .engines import Start
-from .find import usual_tp
-from .make import SEED, make_plan
+from .model_source import usual_tp
+from .ops import Target
+from .plan import SEED, make_plan
 from .problems import PlanRefused, Problems
-from .target import Target
-from .words import whole_number, words
 
+T = TypeVar("T")
 MODEL_HELP = "a bundled model, a path to a config.json or its folder, or a hub id"
+SIZES = ("tp", "ep", "pp", "dp")
 OPTIONS = (
     ("tp", "N", "tensor parallel ranks (1; tiny and tiny-moe 2)"),
     ("ep", "N", "expert parallel ranks, out of the tensor and data parallel ones (1)"),
     ("pp", "N", "pipeline parallel stages (1)"),
     ("dp", "N", "data parallel ranks (1)"),
     ("device", "cpu|cuda", "what to plan for (cuda where --arch names a GPU, else cpu)"),
-    ("arch", "NAME", "the GPU architecture as FlashInfer names it, such as 90a"),
+    ("arch", "NAME", "the GPU or its architecture, such as b200 or 100a"),
     ("max-tokens", "N", "the most tokens in one batch (cuda 8192, cpu 128)"),
     ("buckets", "N,F-L:S,…", "token counts to tune instead of FlashInfer's own; 8-256:8 is every eighth from 8 to 256"),
     ("skip-ops", "OP,OP,…", "FlashInfer ops to leave untuned, such as fp4_gemm"),
-    ("ops", "OP,OP,…", "plan only these, by adapter (mm_bf16) or product (qkv)"),
+    ("ops", "OP,OP,…", "plan only these, by op (mm_bf16) or product (qkv)"),
     ("backends", "OP=B+B,…", "backends that compete in an op, such as mm_bf16=cublaslt+tinygemm"),
     ("seed", "N", "seed of the random inputs"),
     ("flashinfer-version", "VERSION", "instead of the one in versions.json"),
@@ -51,10 +55,57 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("plan")
     for name, metavar, line in OPTIONS:
         group.add_argument(f"--{name}", metavar=metavar, default="", help=line)
-    group.add_argument("--round-up", action="store_true", help="map a token count up to the next own bucket")
+    group.add_argument("--round-up", action="store_true", help="map a token count up to the next custom bucket")
 
 
-def _target(arguments: argparse.Namespace, default: Target | None, problems: Problems) -> Target:
+def integer(smallest: int, largest: int) -> Callable[[str], int]:
+    """A reader of integers in a range; it raises `ArgumentTypeError`."""
+
+    def read(text: str) -> int:
+        if re.fullmatch(r"[0-9]{1,12}", text, re.ASCII) and smallest <= (number := int(text)) <= largest:
+            return number
+        raise argparse.ArgumentTypeError(f"expected an integer from {smallest} to {largest}")
+
+    return read
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a list with commas or blanks between them."""
+    return tuple(word for word in re.split(r"[,\s]+", text) if word)
+
+
+def products(text: str) -> tuple[str, ...]:
+    """The words of --ops: the table joins names of equal ops with a plus."""
+    return words(text.replace("+", ","))
+
+
+def backends(text: str) -> dict[str, tuple[str, ...]]:
+    """`mm_bf16=cublaslt+tinygemm,…`; raises `ArgumentTypeError`."""
+    found: dict[str, tuple[str, ...]] = {}
+    for word in words(text):
+        op, _, names = word.partition("=")
+        chosen = tuple(dict.fromkeys(name for name in names.split("+") if name))
+        if not chosen:
+            raise argparse.ArgumentTypeError(f"{word} names no backend; write it as mm_bf16=cublaslt+tinygemm")
+        if op in found:
+            raise argparse.ArgumentTypeError(f"names {op} twice; write {op}={'+'.join((*found[op], *chosen))}")
+        found[op] = chosen
+    return found
+
+
+def _read(arguments: argparse.Namespace, name: str, reader: Callable[[str], T], problems: Problems) -> T | None:
+    """The value of an option; None where it was not given or is wrong, which is noted."""
+    text = str(getattr(arguments, name)).strip()
+    option = f"--{name.replace('_', '-')}"
+    try:
+        return reader(text) if text else None
+    except argparse.ArgumentTypeError as error:
+        problems.add(f"{option} {text}: {error}", f"see {option} in `pipeline plan --help`")
+        return None
+
+
+def target(arguments: argparse.Namespace, default: Target | None, problems: Problems) -> Target:
+    """What --device and --arch name: this machine's processor, or a GPU; `default` where they leave it open."""
     cpu = f"cpu-{platform.machine()}"
     device, arch = arguments.device.strip().lower(), arguments.arch.strip()
     if device not in ("", "cpu", "cuda"):
@@ -65,25 +116,11 @@ def _target(arguments: argparse.Namespace, default: Target | None, problems: Pro
     device = device or ("cpu" if not arch or arch.startswith("cpu") else "cuda")
     if device == "cpu":
         if arch and not re.fullmatch(r"cpu-[A-Za-z0-9_]+", arch):
-            problems.add(f"--arch {arch} is no processor", "leave --arch out, or say --device cuda")
+            problems.add(f"--arch {arch} is not a processor", "leave --arch out, or say --device cuda")
         return Target("cpu", arch or cpu)
     if not arch:
-        problems.add("--device cuda needs --arch", "--arch 90a is H100 and H200, 100a is B200")
-    return Target("cuda", arch or "90a")
-
-
-def _backends(text: str, problems: Problems) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
-    for word in words(text):
-        op, equals, names = word.partition("=")
-        chosen = tuple(dict.fromkeys(name for name in names.split("+") if name))
-        if not equals or not chosen:
-            problems.add(f"--backends {word} names no backend", "write it as mm_bf16=cublaslt+tinygemm")
-        elif op in found:
-            problems.add(f"--backends names {op} twice", f"write it as {op}={'+'.join((*found[op], *chosen))}")
-        else:
-            found[op] = chosen
-    return found
+        problems.add("--device cuda needs --arch", "--arch h200, b200 or an architecture such as 90a")
+    return Target("cuda", find_arch(arch) or arch or "90a")
 
 
 def _flashinfer(arguments: argparse.Namespace, root: Path) -> str:
@@ -95,24 +132,22 @@ def _flashinfer(arguments: argparse.Namespace, root: Path) -> str:
 
 
 def engine_plan(arguments: argparse.Namespace, root: Path, start: Start, default: Target | None = None) -> Plan:
-    """The plan of an engine's own start: no ops, the ranks that its arguments make. Raises `UsageError`s alone."""
+    """The plan of a server's own start: no ops, the ranks that its arguments make. Raises `UsageError`s alone."""
     problems = Problems()
-    target = _target(arguments, default, problems)
-    for name in ("tp", "ep", "pp", "dp"):
-        asked = whole_number(getattr(arguments, name), name.upper(), problems, largest=MOST_RANKS)
-        made = getattr(start.layout, name)
+    where = target(arguments, default, problems)
+    for name in SIZES:
+        asked, made = _read(arguments, name, integer(1, MOST_RANKS), problems), getattr(start.layout, name)
         if asked is not None and asked != made:
             problems.add(f"{name.upper()}={asked}, and ENGINE_ARGS say {made}", f"leave {name.upper()} out")
     for option in ("max_tokens", "buckets", "ops", "skip_ops", "backends"):
         if getattr(arguments, option).strip():
-            said = option.upper()
-            problems.add(f"{said} does not reach an engine", "what is tuned is its choice; see its own options")
+            problems.add(f"{option.upper()} does not reach a server", "what is tuned is its choice; see its options")
     problems.check()
     path = PurePosixPath(start.run.model)
     return Plan(
         model=path.name or "model",
-        device=target.device,
-        arch=target.arch,
+        device=where.device,
+        arch=where.arch,
         flashinfer_version=_flashinfer(arguments, root),
         layout=start.layout,
         ops=(),
@@ -127,28 +162,26 @@ def plan_from(arguments: argparse.Namespace, root: Path, default: Target | None 
     there are several.
     """
     problems = Problems()
-    sizes = {
-        name: whole_number(getattr(arguments, name), name.upper(), problems, largest=MOST_RANKS)
-        for name in ("tp", "ep", "pp", "dp")
-    }
+    sizes = {name: _read(arguments, name, integer(1, MOST_RANKS), problems) for name in SIZES}
     sizes["tp"] = sizes["tp"] or usual_tp(arguments.model)
-    target = _target(arguments, default, problems)
-    most = whole_number(arguments.max_tokens, "--max-tokens", problems, largest=LARGEST)
+    where = target(arguments, default, problems)
+    most = _read(arguments, "max_tokens", integer(1, LARGEST), problems)
     buckets = read_buckets(arguments.buckets, problems)
-    seed = whole_number(arguments.seed, "--seed", problems, largest=MOST_SEEDS - 1, smallest=0)
+    seed = _read(arguments, "seed", integer(0, MOST_SEEDS - 1), problems)
+    chosen = _read(arguments, "backends", backends, problems)
     try:
         return make_plan(
             arguments.model,
             layout=Layout(**{name: size or 1 for name, size in sizes.items()}),
-            device=target.device,
-            arch=target.arch,
+            device=where.device,
+            arch=where.arch,
             flashinfer_version=_flashinfer(arguments, root),
             max_tokens=most,
             buckets=buckets or None,
             round_up=arguments.round_up,
             skip_ops=words(arguments.skip_ops),
-            ops=words(arguments.ops.replace("+", ",")) or None,  # the table joins names of equal ops with a plus
-            backends=_backends(arguments.backends, problems),
+            ops=products(arguments.ops) or None,
+            backends=chosen,
             seed=SEED if seed is None else seed,
             problems=problems,
         )

@@ -1,0 +1,209 @@
+"""MODEL: the name of a bundled model, a path to a config.json or to the folder that holds one, or a hub id."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pipeline.contract.errors import UsageError
+
+BUNDLED = Path(__file__).resolve().parent.parent / "models"
+LARGEST_FILE = 8 << 20  # bytes; a config.json has a few thousand
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
+PROBE_SECONDS = 5.0
+_TAKES = "MODEL takes a model's folder or config.json"
+_FROM_HUB = (
+    "only config.json was read from the hub: a quantization that stands in a file beside it is not seen; "
+    "give the checkpoint's folder as MODEL if it has one"
+)
+
+
+class ModelUnknown(UsageError):
+    """No bundled model, path or hub id has this name."""
+
+
+class ModelUnreadable(UsageError):
+    """A model's config.json is missing or broken."""
+
+
+class HubRefused(UsageError):
+    """The hub did not give a config.json."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model's display name, where its config came from, the config itself, and what to tell about the choice."""
+
+    name: str
+    source: str
+    config: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def from_hub(self) -> bool:
+        """Whether the hub gave the config."""
+        return _FROM_HUB in self.notes
+
+
+def bundled_names() -> list[str]:
+    """The names of the bundled models, sorted without regard to case."""
+    return sorted((path.stem for path in BUNDLED.glob("*.json")), key=str.casefold)
+
+
+def usual_tp(model: str) -> int:
+    """The tensor parallel size of a bundled model where none is asked for: 2 for `tiny`, so that ranks must agree."""
+    for name in bundled_names():
+        if name.casefold() == model.strip().casefold():
+            return int(_load(BUNDLED / f"{name}.json").get("tp", 1))
+    return 1
+
+
+def find_model(model: str) -> Found:
+    """Find a model; raise `ModelUnknown` (with near names), `ModelUnreadable` or `HubRefused`."""
+    model = model.strip()
+    if not model:
+        raise ModelUnknown("no model was named", hint=f"MODEL=tiny, for example; known: {', '.join(bundled_names())}")
+    local = _existing(model)
+    if found := _bundled(model):
+        if local is None or not (local / "config.json").is_file():
+            return found
+        note = f"planned is the bundled {found.name}, not the folder {model} here: write ./{model} for that one"
+        return replace(found, notes=(note,))
+    if local is not None:
+        return _from_path(local)
+    if model.endswith(".json") or model.startswith((".", "/", "~")):
+        raise ModelUnreadable(f"{model}: no such file or folder", hint=_TAKES)
+    offer = f"{_near(model)}models: {', '.join(bundled_names())}; or a path to a config.json"
+    if HUB_ID.fullmatch(model):
+        name = model.partition("@")[0].rpartition("/")[2]
+        return Found(name, model, _load(fetch_config(model, offer)), (_FROM_HUB,))
+    raise ModelUnknown(f"there is no model {model!r}", hint=f"{offer} or a hub id")
+
+
+def _existing(model: str) -> Path | None:
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long, no such user, a NUL
+        return None
+
+
+def _load(path: Path) -> Mapping[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(LARGEST_FILE + 1)  # a device has no size, and may never end
+        if len(data) > LARGEST_FILE:
+            raise ModelUnreadable(f"{path} is too large for a config.json", hint=f"{_TAKES}, not weights")
+        value = json.loads(data)
+    except json.JSONDecodeError as error:
+        raise ModelUnreadable(
+            f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}", hint="download the model's config.json again"
+        ) from None
+    except (ValueError, RecursionError):  # not UTF-8, a number of thousands of digits, nested too deep
+        raise ModelUnreadable(f"{path}: not JSON text", hint=f"{_TAKES}, not weights") from None
+    except OSError as error:
+        hint = "check the path and that you may read the file"
+        raise ModelUnreadable(f"{path}: {error.strerror}", hint=hint) from None
+    if not isinstance(value, dict):
+        raise ModelUnreadable(f"{path} holds no JSON object", hint=_TAKES)
+    return value
+
+
+def _bundled(model: str) -> Found | None:
+    """The bundled model of a name or of the hub id that it stands for, which then needs no network."""
+    wanted = model.casefold()
+    for name in bundled_names():
+        if name.casefold() == wanted or "/" in model:
+            value = _load(BUNDLED / f"{name}.json")
+            if wanted in (name.casefold(), str(value.get("hub", "")).casefold()):
+                return Found(name, str(value["source"]), value["config"])
+    return None
+
+
+def _from_path(path: Path) -> Found:
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise ModelUnreadable(f"{path.parent} holds no config.json", hint=_TAKES)
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return Found(name or "model", str(path), _with_quantization(path, _load(path)))
+
+
+def _with_quantization(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Older modelopt checkpoints keep their quantization in a file of its own beside config.json."""
+    beside = path.parent / "hf_quant_config.json"
+    if "quantization_config" in config or not beside.is_file():
+        return config
+    inner = _load(beside).get("quantization")
+    if not isinstance(inner, dict):
+        raise ModelUnreadable(f"{beside} has no quantization", hint="download the checkpoint's files again")
+    return {**config, "quantization_config": {"quant_method": "modelopt", **inner}}
+
+
+def _near(model: str) -> str:
+    folded = {name.casefold(): name for name in bundled_names()}
+    near = difflib.get_close_matches(model.rpartition("/")[2].casefold(), folded, n=1, cutoff=0.5)
+    return f"did you mean {folded[near[0]]}? " if near else ""
+
+
+def _answers(endpoint: str) -> bool:
+    """Whether the hub can be reached at all: the client itself would try for half a minute before it gave up.
+
+    Raises `ValueError` where `endpoint` is no address.
+    """
+    parts = urlsplit(endpoint)
+    port = parts.port or (80 if parts.scheme == "http" else 443)
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HTTP_PROXY")):
+        return True  # only the client knows the way
+    try:
+        with socket.create_connection((parts.hostname or "", port), timeout=PROBE_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def fetch_config(model: str, instead: str) -> Path:
+    """The path of config.json of `owner/name` or `owner/name@revision`, downloaded or from the client's cache.
+
+    Raises `HubRefused`; `instead` is what its hint offers.
+    """
+    try:
+        import huggingface_hub  # reads its variables here
+        from huggingface_hub import constants, errors
+        from huggingface_hub.utils import logging
+
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        offline = constants.HF_HUB_OFFLINE or not _answers(constants.ENDPOINT)
+    except ValueError as error:
+        named = {name: os.environ[name] for name in sorted(os.environ) if name.startswith("HF_")}
+        values = ", ".join(f"{name}={value!r}" for name, value in named.items() if "TOKEN" not in name)
+        what = values or "its settings"
+        raise HubRefused(f"the hub's client does not accept {what}: {error}", hint=instead) from None
+    repository, _, revision = model.partition("@")
+    try:
+        return Path(
+            huggingface_hub.hf_hub_download(
+                repository, "config.json", revision=revision or None, local_files_only=offline
+            )
+        )
+    except errors.GatedRepoError:
+        problem = f"{repository} is gated on the hub and this account has no access"
+    except errors.RepositoryNotFoundError:
+        problem = f"the hub has no model {repository}, or it is private"
+    except errors.RevisionNotFoundError:
+        problem = f"{repository} has no revision {revision!r} on the hub"
+    except errors.LocalEntryNotFoundError:
+        problem = f"{model} is not in the local cache and the hub cannot be reached"
+    except errors.EntryNotFoundError:
+        problem = f"{repository} has no config.json on the hub"
+    except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as error:
+        problem = f"{model}: {(str(error).splitlines() or [type(error).__name__])[0]}"
+    raise HubRefused(problem, hint=instead)
