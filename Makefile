@@ -41,15 +41,16 @@ help: ## list targets and variables
 	@echo "             JUDGE_BUDGET JURORS ENGINE ENGINE_ARGS ENGINE_ENV TIMEOUT STORE PYTHON"
 	@echo "             REGISTRY MATRIX TAG MOVE_TAG VERDICT KEY DRY_RUN OUT OCI DIR"
 
-$(VENV)/ready: requirements/dev.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed" >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { .ci/python-venv && $(PYTHON) -m venv $(VENV); }
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/dev.txt
-	@touch $@
+# The commands need requirements/host.txt; dev.txt is host.txt and what tests and linters need.
+$(VENV)/ready: requirements/host.txt
+	@PYTHON="$(PYTHON)" .ci/venv $(VENV) $< $@
+
+$(VENV)/dev: requirements/dev.txt
+	@PYTHON="$(PYTHON)" .ci/venv $(VENV) $< $@
 
 # torch and FlashInfer for the tests that drive the real AutoTuner outside a container; beside it another FlashInfer,
 # since one code base must serve several: the first of tests/tune/other-flashinfer that is not the pinned one.
-$(TUNE_VENV)/ready: requirements/image-cpu.txt tests/tune/other-flashinfer $(VENV)/ready
+$(TUNE_VENV)/ready: requirements/image-cpu.txt tests/tune/other-flashinfer $(VENV)/dev
 	@$(PYTHON) -m venv $(TUNE_VENV)
 	@$(TUNE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement requirements/image-cpu.txt
 	@rm -rf $(TUNE_VENV)/other
@@ -91,26 +92,26 @@ check: $(VENV)/ready ## prove that every version agrees with versions.json
 engine: $(VENV)/ready ## find or start a Docker Engine
 	@$(PIPELINE) daemon up $(if $(STORE),--store "$$STORE")
 
-lint: $(VENV)/ready ## ruff and mypy
+lint: $(VENV)/dev ## ruff and mypy
 	@$(VENV)/bin/python -m ruff check . && $(VENV)/bin/python -m ruff format --check . && $(VENV)/bin/python -m mypy
 
-test-unit: $(VENV)/ready ## tests without network and engine
+test-unit: $(VENV)/dev ## tests without network and engine
 	@$(PYTEST) tests/unit
 
-test-tune: $(VENV)/ready $(TUNE_VENV)/ready ## the real AutoTuner on CPU ranks, without an engine
+test-tune: $(VENV)/dev $(TUNE_VENV)/ready ## the real AutoTuner on CPU ranks, without an engine
 	@$(TUNE_TESTS) $(PYTEST) tests/tune
 
-test-engine: $(VENV)/ready ## tests against the real Docker Engine, which they start
+test-engine: $(VENV)/dev ## tests against the real Docker Engine, which they start
 	@$(PYTEST) tests/docker
 
-test-release: $(VENV)/ready ## tests against a real registry, which they install and start
+test-release: $(VENV)/dev ## tests against a real registry, which they install and start
 	@$(PYTEST) tests/release
 
 # Two processes. Tests that share an engine or a registry stay together (tests/conftest.py), the others go where there is room.
-test: $(VENV)/ready $(TUNE_VENV)/ready ## all tests that this machine can run
+test: $(VENV)/dev $(TUNE_VENV)/ready ## all tests that this machine can run
 	@$(TUNE_TESTS) $(PYTEST) --numprocesses 2 --dist loadscope --durations 25 tests/docker tests/release tests/tune tests/unit
 
-bench: $(VENV)/ready ## figures of speed and memory
+bench: $(VENV)/dev ## figures of speed and memory
 	@$(VENV)/bin/python -m bench
 
 clean: ## remove what make made in this checkout; caches in the home folder stay

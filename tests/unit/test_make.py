@@ -97,7 +97,7 @@ def test_the_tuner_is_tested_with_another_flashinfer_whichever_is_pinned(
     for name in ("requirements", "tests/tune", ".venv", ".venv-tune/bin"):
         (tmp_path / name).mkdir(parents=True)
     shutil.copy(ROOT / "tests/tune/other-flashinfer", tmp_path / "tests/tune")
-    for name in ("requirements/host.txt", "requirements/dev.txt", ".venv/ready"):
+    for name in ("requirements/host.txt", "requirements/dev.txt", ".venv/ready", ".venv/dev"):
         (tmp_path / name).touch()
     text = (ROOT / "requirements/image-cpu.txt").read_text()
     text = re.sub(r"(?m)^(flashinfer-python==)\S+", rf"\g<1>{pinned}", text)
@@ -114,6 +114,29 @@ def test_the_tuner_is_tested_with_another_flashinfer_whichever_is_pinned(
         .endswith("--require-hashes --target .venv-tune/other --requirement .venv-tune/other.txt")
     )
     assert (tmp_path / ".venv-tune/other.txt").read_text().startswith(f"flashinfer-python=={other} --hash=sha256:")
+
+
+def test_two_makes_at_once_make_one_environment(tmp_path: Path) -> None:
+    """With a stand-in for Python, whose environment is slow to install."""
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "host.txt").touch()
+    os.utime(tmp_path / "requirements" / "host.txt", (1, 1))
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    inner = f'case "$*" in *install*) echo "$*" >> {tmp_path}/installed; sleep 1;; esac'
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nif [ "$2" = venv ]; then mkdir -p "$3/bin"; echo \'{inner}\' > "$3/bin/python"; '
+        'chmod +x "$3/bin/python"; fi\n'
+    )
+    python.chmod(0o755)
+    words = ["make", "-C", str(tmp_path), "check", f"PYTHON={python}"]
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    installed = (tmp_path / "installed").read_text().splitlines()
+    assert len(installed) == 1 and "--require-hashes --requirement requirements/host.txt" in installed[0]
+    assert "waiting for another process that makes .venv" in "".join(said)
 
 
 def test_clean_leaves_what_git_tracks_and_nothing_that_make_made(tmp_path: Path) -> None:

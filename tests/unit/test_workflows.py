@@ -26,7 +26,7 @@ def steps(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def test_there_are_workflows() -> None:
-    assert {path.name for path in WORKFLOWS} >= {"check.yml", "release.yml"}
+    assert {path.name for path in WORKFLOWS} >= {"check.yml", "release.yml", "test.yml"}
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
@@ -74,3 +74,16 @@ def test_the_gpu_runner_is_not_the_one_that_releases() -> None:
     assert "gpu" in jobs["tune"]["runs-on"]
     assert jobs["release"]["needs"] == "tune"
     assert jobs["release"]["runs-on"].startswith("ubuntu-")
+
+
+def test_ci_lints_and_tests_as_the_readme_says_on_a_bare_debian() -> None:
+    path = ROOT / ".github" / "workflows" / "test.yml"
+    (job,) = read(path)["jobs"].values()
+    assert job["container"]["image"] == "debian:12" and "--privileged" in job["container"]["options"]
+    runs = [step["run"] for step in steps(path) if "run" in step]
+    assert runs[-2:] == ["make lint", ".ci/run"]
+    assert [line for line in runs if "apt-get" in line] == [
+        "apt-get -qq update && apt-get -qq --yes install git make python3 >/dev/null"
+    ]
+    command = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()[-1].removeprefix("exec ")
+    assert command == "make test" and f"`{command}`" in (ROOT / "README.md").read_text(encoding="utf-8")
