@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pipeline.contract.errors import CacheRefused
+from pipeline.contract.text import shown
 
-from .finding import Finding, lines, shown
+from .finding import Finding, lines
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

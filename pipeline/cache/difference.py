@@ -1,4 +1,9 @@
-"""Two caches side by side: entries that only one has, tactics that differ, times where they were recorded."""
+"""Two caches side by side: entries that only one has, entries that differ and in what, times where they were recorded.
+
+A lookup asks for the whole key. Two keys stand for the same question only where they are equal, or where nothing but
+the runner that won tells them apart; what the runner adds to a key (FlashInfer 0.6.18 to 0.7.1 put the rank there for
+MoE layers) makes it another question.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.contract.manifest import Manifest
+from pipeline.contract.text import shown
 
 from .entrykey import op_and_runner, parse_key
-from .finding import shown
 from .otherkeys import second_keys, told
 from .read import CacheFile, Entry
 
@@ -57,21 +62,23 @@ class Differing:
         }
 
     def line(self) -> str:
-        """The pair in one line."""
-        sides = []
-        for entry, time in ((self.a, self.time_a), (self.b, self.time_b)):
-            sides.append(
-                f"{shown(entry.runner, 40)} {shown(entry.tactic, 40)}" + ("" if time is None else f" {time:.4f} ms")
-            )
-        return f"{shown(self.op, 40)} {_shapes(self.key_a)}: {sides[0]} | {sides[1]}"
+        """The pair in one line: what differs, in a and in b."""
+        tactics = [
+            shown(one.tactic, 40) + ("" if time is None else f" ({time:.4f} ms)")
+            for one, time in ((self.a, self.time_a), (self.b, self.time_b))
+        ]
+        said = [f"tactic {tactics[0]} | {tactics[1]}"]
+        if self.a.runner != self.b.runner:
+            said.insert(0, f"runner {shown(self.a.runner, 40)} | {shown(self.b.runner, 40)}")
+        return f"{shown(self.op, 40)} {_shapes(self.key_a)}: {', '.join(said)}"
 
 
 @dataclass(frozen=True)
 class Difference:
     """What differs between two files. `common` counts the shapes that both answer, `differ` those answered otherwise.
 
-    A key names the runner that won, so a shape that another runner won has another key: it counts as common, and
-    as differing. `only_*` are shapes that one of the two does not answer at all. `twice_*` counts the entries of a
+    A key names the runner that won, so where another runner won it is another key: that counts as common, and as
+    differing. `only_*` are shapes that one of the two does not answer at all. `twice_*` counts the entries of a
     side that say a second time what another of it says (`otherkeys`): answers count once, and such an entry is among
     `only_*` where the other side has the answer without its second key.
     """
@@ -131,7 +138,7 @@ class Difference:
         for name, keys in (("a", self.only_a), ("b", self.only_b)):
             if keys:
                 said.append(f"only in {name}:")
-                said += [f"  {shown(key)}" for key in keys[:_MOST]]
+                said += [f"  {_only(key, self.only_b if name == 'a' else self.only_a)}" for key in keys[:_MOST]]
         if self.twice_a == self.twice_b:
             return said + [f"counted once: in each, {line}" for line in [told(self.twice_a)] if line]
         for name, count in (("a", self.twice_a), ("b", self.twice_b)):
@@ -143,10 +150,10 @@ def difference(a: Side, b: Side) -> Difference:
     """Compare two files, keys in order."""
     twice_a, twice_b = second_keys(a.file.entries), second_keys(b.file.entries)
     shared = [(key, key) for key in a.file.entries if key in b.file.entries]
-    left = _by_place(key for key in a.file.entries if key not in b.file.entries)
-    right = _by_place(key for key in b.file.entries if key not in a.file.entries)
-    # Only where each has one key at a place is it clear which belongs to which.
-    moved = [(left[p][0], right[p][0]) for p in left if len(left[p]) == 1 and len(right.get(p, ())) == 1]
+    moved = _other_runner(
+        [key for key in a.file.entries if key not in b.file.entries],
+        [key for key in b.file.entries if key not in a.file.entries],
+    )
     taken = {key for pair in moved for key in pair}
     pairs = [pair for pair in shared + moved if not (pair[0] in twice_a and pair[1] in twice_b)]
     was, now = dict(a.file.metadata or {}), dict(b.file.metadata or {})
@@ -188,13 +195,37 @@ def _pair(a: Side, b: Side, key_a: str, key_b: str) -> Differing:
     )
 
 
-def _by_place(keys: Iterable[str]) -> dict[object, list[str]]:
-    """Keys by op and shapes without the runner: the same place in two caches, whoever won it."""
-    places: dict[object, list[str]] = {}
-    for key in keys:
-        parts = parse_key(key)
-        places.setdefault(key if parts is None else (parts.op, parts.shapes), []).append(key)
-    return places
+def _other_runner(left: Iterable[str], right: Iterable[str]) -> list[tuple[str, str]]:
+    """Keys of two caches that ask the same and were won by different runners.
+
+    First those that are equal but for the runner; then, since each runner adds to a key what it likes, those that are
+    the only ones of their op and shapes on both sides.
+    """
+    pairs: list[tuple[str, str]] = []
+    for whole in (True, False):
+        places: tuple[dict[object, list[str]], dict[object, list[str]]] = ({}, {})
+        for keys, found in zip((left, right), places, strict=True):
+            for key in keys:
+                parts = parse_key(key)
+                if parts is not None:
+                    found.setdefault((parts.op, parts.shapes, parts.extras if whole else ()), []).append(key)
+        pairs += [
+            (ours[0], theirs[0])
+            for ours, theirs in ((ours, places[1].get(place, [])) for place, ours in places[0].items())
+            if len(ours) == len(theirs) == 1 and op_and_runner(ours[0]) != op_and_runner(theirs[0])
+        ]
+        taken = {key for pair in pairs for key in pair}
+        left, right = ([key for key in keys if key not in taken] for keys in (left, right))
+    return pairs
+
+
+def _only(key: str, others: Iterable[str]) -> str:
+    """A key that one side lacks; where that side has it but for what the runner adds, both additions."""
+    parts = parse_key(key)
+    for other in map(parse_key, others) if parts is not None else ():
+        if other is not None and parts is not None and other[:3] == parts[:3]:
+            return f"{shown(key)} (the other has {shown(other.extras, 60)} where this has {shown(parts.extras, 60)})"
+    return shown(key)
 
 
 def _shapes(key: str) -> str:

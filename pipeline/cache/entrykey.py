@@ -9,8 +9,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -34,8 +33,7 @@ class Word(str):
     __slots__ = ()
 
 
-@dataclass(frozen=True)
-class EntryKey:
+class EntryKey(NamedTuple):
     """A key taken apart. `shapes` has one tuple per input, `extras` what the runner adds; -1 stands for any size."""
 
     op: str

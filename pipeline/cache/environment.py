@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import CacheRefused, UsageError
+from pipeline.contract.strictjson import Unreadable, parse_object, read_bytes
+from pipeline.contract.text import shown
 
-from .finding import shown
-from .jsontext import CacheUnreadable, parse_object, read_bytes
 from .judge import Field
 from .read import METADATA
 
@@ -74,7 +74,7 @@ def parse_environment(data: bytes, source: str) -> Environment:
             from pipeline.contract.manifest import Manifest
 
             return from_record(Manifest.from_json(value).record, source)
-    except CacheUnreadable as error:
+    except Unreadable as error:
         raise EnvironmentInvalid(error.message, hint=hint) from error
     except (CacheRefused, UsageError) as error:
         if isinstance(error, EnvironmentInvalid):
@@ -85,10 +85,10 @@ def parse_environment(data: bytes, source: str) -> Environment:
 
 
 def read_environment(path: Path) -> Environment:
-    """Read a record from a file. Raises `EnvironmentInvalid`, or `CacheMissing` when it cannot be read."""
+    """Read a record from a file. Raises `EnvironmentInvalid`, or `FileMissing` when it cannot be read."""
     try:
         return parse_environment(read_bytes(path, pipe=True), shown(str(path)))
-    except CacheUnreadable as error:
+    except Unreadable as error:
         raise EnvironmentInvalid(error.message, hint=error.hint) from error
 
 

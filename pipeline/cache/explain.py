@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.places import MANIFEST_FILE
+from pipeline.contract.strictjson import Unreadable
+from pipeline.contract.text import shown
 
 from .advice import Advice, advise
 from .cost import Cost, cost_of_dead_entries, cost_of_refusal
 from .environment import Environment
-from .finding import Finding, shown
-from .jsontext import CacheUnreadable
+from .finding import Finding
 from .judge import Judgement, judge, judge_source, severity
 from .otherkeys import second_keys, told
 from .read import CacheFile, inspect_cache
@@ -111,14 +112,14 @@ class Explanation:
 
 
 def explain_file(source: bytes | Path, environment: Environment | None, *, name: str = "") -> Explanation:
-    """Explain one file, whatever its bytes. Raises only `CacheMissing`, when there is no file."""
+    """Explain one file, whatever its bytes. Raises only `FileMissing`, when there is no file."""
     manifest = None
     if isinstance(source, Path):
         name = name or shown(str(source))
         manifest = _manifest_beside(source)
     try:
         file = inspect_cache(source, where=name)
-    except CacheUnreadable:
+    except Unreadable:
         return combine([_answer(name, judge_source(source, None, where=name), None, None, environment)])
     record = environment.record if environment is not None else None
     return combine([_answer(name, judge(file, record), file, manifest, environment)])
@@ -261,4 +262,4 @@ def _device(manifest: Manifest | None, file: CacheFile | None) -> str:
     if manifest is not None and manifest.record.host.cpu:
         return shown(manifest.record.host.cpu.get("model", ""))
     gpu = (file.metadata or {}).get("gpu", "") if file is not None else ""
-    return shown(gpu, 80) if gpu not in ("", "unknown", None) else ""
+    return shown(gpu, 80) if gpu not in ("", "unknown", "*", None) else ""

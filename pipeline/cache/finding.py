@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-# The short names that `because` shows. They are an interface: scripts compare them.
-NOT_JSON = "not JSON"
-NOT_UTF8 = "not JSON: not UTF-8"
-TOO_DEEP = "not JSON: nested too deeply"
-NOT_A_NUMBER = "not JSON: NaN or Infinity"
-TOO_LARGE = "too large"
-NOT_A_FILE = "not a file"
-NOT_AN_OBJECT = "not an object"
-DUPLICATE = "duplicate key"
+from pipeline.contract.text import shown  # noqa: F401 - its former place
+
+# The short names that `because` shows, beside those of `contract.strictjson`: an interface that scripts compare.
 NO_METADATA = "_metadata missing: FlashInfer would load it unchecked"
 BAD_METADATA = "_metadata is not an object"
 BAD_RECORDS = "_records is not an object"
 BAD_ENTRY = "entry"
 NO_ENTRIES = "no entries"
+DROPPED = "FlashInfer drops integer cuDNN tactics"
+WILDCARD = "wildcard is never safe"  # after the field's name
 
-_SHOWN = 160
 _KEPT = 1000  # findings of one cause: a hostile file can have millions
 
 
@@ -58,15 +53,6 @@ class Tally:
         if self._count > _KEPT:
             what = f"and {self._count - _KEPT:,} more of this kind"
             self._found.append(Finding(self._where, what, self._hint, self._because))
-
-
-def shown(text: object, limit: int = _SHOWN) -> str:
-    """Spell foreign text so that it can be printed anywhere: no control characters, no lone surrogates, bounded."""
-    whole = text if isinstance(text, str) else repr(text)
-    cut = whole if len(whole) <= limit else whole[: limit - 1] + "…"
-    return "".join(
-        c if c.isprintable() and not "\ud800" <= c <= "\udfff" else c.encode("unicode_escape").decode() for c in cut
-    )
 
 
 def because(findings: Iterable[Finding]) -> str:

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.contract.strictjson import LIMIT, Unreadable
+
 from . import finding
 from .finding import Finding
-from .jsontext import LIMIT, CacheUnreadable
 from .read import CacheFile, inspect_cache
 
 Kind = Literal["hard", "soft"]
@@ -100,10 +101,10 @@ def judge(file: CacheFile, environment: Mapping[str, str] | None) -> Judgement:
 def judge_source(
     source: bytes | Path, environment: Mapping[str, str] | None, *, where: str = "", limit: int = LIMIT
 ) -> Judgement:
-    """Judge bytes or a path; whatever they hold, the answer is a judgement. Raises only `CacheMissing`."""
+    """Judge bytes or a path; whatever they hold, the answer is a judgement. Raises only `FileMissing`."""
     try:
         file = inspect_cache(source, where=where, limit=limit)
-    except CacheUnreadable as error:
+    except Unreadable as error:
         what = Finding("", error.message, error.hint or "tune again", error.because)
         return Judgement("refused", error.because, "", 0, (), (what,), environment is not None)
     return judge(file, environment)
@@ -117,6 +118,8 @@ def severity(judgement: Judgement) -> str:
         return "FlashInfer ignores the whole file and never rewrites it: it would tune again at every start."
     if judgement.kind == "soft":
         return "FlashInfer ignores the whole file; the next save replaces it, where it may write."
-    if finding.NO_METADATA in judgement.because:
-        return "FlashInfer would load it without any check."
+    if finding.NO_METADATA in judgement.because or finding.WILDCARD in judgement.because:
+        return "FlashInfer would load it where it does not fit."
+    if judgement.because == finding.DROPPED:
+        return "FlashInfer would load it without these entries, and tune them again or use defaults."
     return "FlashInfer would fail on it, or hold nothing after loading it."

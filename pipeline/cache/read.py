@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.contract.errors import CacheRefused
+from pipeline.contract.strictjson import LIMIT, parse_object, read_bytes
+from pipeline.contract.text import shown
 
 from . import finding
-from .finding import Finding, Tally, lines, shown
-from .jsontext import LIMIT, parse_object, read_bytes
+from .finding import Finding, Tally, lines
 
 METADATA = "_metadata"
 RECORDS = "_records"
 GENERATION = "_generation"
-
+NEVER_WILD = ("gpu", "flashinfer_version")  # a cache of another GPU or FlashInfer is never of use
 
 _TACTICS = frozenset({list, int, str, bool, float})
 
@@ -77,13 +78,13 @@ class CacheFile:
 def inspect_cache(source: bytes | Path, *, where: str = "", limit: int = LIMIT) -> CacheFile:
     """Read a file of at most `limit` bytes and report all that is wrong with it.
 
-    Raises `CacheMissing` when there is no file, and a subclass of `CacheUnreadable` (not a regular file, too
-    large, not UTF-8, not JSON, not an object, nested too deeply) when its bytes hold no cache at all.
+    Raises `FileMissing` when there is no file, and `Unreadable` (not a regular file, too large, not UTF-8, not JSON,
+    not an object, nested too deeply) when its bytes hold no cache at all.
     """
     where = where or (shown(str(source)) if isinstance(source, Path) else "the cache file")
     data = read_bytes(source, limit) if isinstance(source, Path) else source
-    value, found = parse_object(data, where, limit)
-    return _cache_file(value, where, found)
+    value, defects = parse_object(data, where, limit)
+    return _cache_file(value, where, [Finding(where, one.what, "", one.because) for one in defects])
 
 
 def read_cache(source: bytes | Path, *, where: str = "", limit: int = LIMIT) -> CacheFile:
@@ -129,6 +130,16 @@ def _cache_file(value: dict[str, Any], where: str, found: list[Finding]) -> Cach
             policy = tuple(raw[2]) if len(raw) > 2 else None
             entries[key] = Entry(raw[0], raw[1], policy, raw[3] if len(raw) > 3 else None)
     malformed.close()
+    never = [name for name in NEVER_WILD if metadata and metadata.get(name) == "*"]
+    found += [
+        Finding(where, f"{name} is '*': FlashInfer would not compare it", "tune again", f"{name} {finding.WILDCARD}")
+        for name in never
+    ]
+    dropped = Tally(found, where, finding.DROPPED, "tune again with a FlashInfer that saves cuDNN's plans")
+    for key, entry in entries.items():
+        if entry.dropped:
+            dropped.add(lambda key=key: f"entry {shown(key)} has an integer as its cuDNN plan")  # type: ignore[misc]
+    dropped.close()
     if not value or (entries and all(entry.dropped for entry in entries.values())):
         what = "has no entries" if not value else "has only entries that FlashInfer drops while loading"
         found.append(Finding(where, what, "tune again: nothing was tuned", finding.NO_ENTRIES))

@@ -13,21 +13,21 @@ from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.manifest import Covered, FileFacts, Manifest
 from pipeline.contract.places import CACHE_FILE, ENGINE_DIR, MANIFEST_FILE
+from pipeline.contract.strictjson import LIMIT
+from pipeline.contract.text import shown
 from pipeline.flashinfer.ops import is_skipped
 
 from .enginefiles import engine_findings
-from .finding import Finding, shown
-from .jsontext import LIMIT
+from .finding import Finding
 from .judge import WILDCARD, compare
-from .read import CacheFile
+from .read import NEVER_WILD, CacheFile
 from .tree import Stored, Tree, absent, files_of, walk
 
 _AGAIN = "tune again"
-_NEVER_WILD = ("gpu", "flashinfer_version")
 
 
 def check_root(root: Path) -> tuple[Tree, tuple[Finding, ...]]:
-    """Walk a root and check every key; findings carry the key in `where`. Raises `CacheMissing` for no directory."""
+    """Walk a root and check every key; findings carry the key in `where`. Raises `FileMissing` for no directory."""
     tree = walk(root)
     found = list(tree.findings)
     if not tree.keys:
@@ -155,9 +155,8 @@ def _against_file(stored: Stored, manifest: Manifest, file: CacheFile) -> Iterat
         yield _say(
             stored, f"{field.name} is {saved} in the file and {shown(field.current, 60)} in the manifest's record"
         )
-    allowed = str(manifest.options.get("wildcards", "")).split(",")
     for name, value in (file.metadata or {}).items():
-        if value == WILDCARD and (name in _NEVER_WILD or name not in allowed):
+        if value == WILDCARD and name not in NEVER_WILD:  # those are the file's own finding
             yield _say(stored, f"{shown(name)} is {WILDCARD!r} in the file: FlashInfer would not compare it")
     for row in manifest.covered:
         wrong = _wrong_row(row, file, told=manifest.plan.engine is None)

@@ -20,13 +20,13 @@ from pathlib import Path
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.key import Key
-from pipeline.contract.manifest import SCHEMA, Manifest, ManifestInvalid
+from pipeline.contract.manifest import Manifest
 from pipeline.contract.places import CACHE_FILE, ENGINE_DIR, MANIFEST_FILE
+from pipeline.contract.strictjson import FileMissing, Unreadable, read_bytes
+from pipeline.contract.text import shown
 
-from .finding import Finding, shown
-from .jsontext import CacheMissing, CacheUnreadable, parse_object, read_bytes
+from .finding import Finding
 from .read import CacheFile, inspect_cache
-from .shape import violations
 
 _NAMES = 10_000  # directory entries looked at in one walk
 _ENGINE_DEPTH = 8
@@ -58,9 +58,9 @@ class Tree:
 
 
 def walk(root: Path) -> Tree:
-    """Read every key below a cache root. Raises `CacheMissing` when the root is not a directory."""
+    """Read every key below a cache root. Raises `FileMissing` when the root is not a directory."""
     if root.is_symlink() or not root.is_dir():
-        raise CacheMissing(f"{shown(str(root))} is not a directory", hint="give the directory above <version>/<arch>/")
+        raise FileMissing(f"{shown(str(root))} is not a directory", hint="give the directory above <version>/<arch>/")
     found: list[Finding] = []
     keys = [read_key(root, key) for key in _keys(root, found)]
     return Tree(root, tuple(keys), tuple(found))
@@ -93,12 +93,12 @@ def read_key(root: Path, key: Key) -> Stored:
         else:
             file = inspect_cache(path / CACHE_FILE, where=where)
             wrong.extend(file.findings)
-    except (CacheMissing, CacheUnreadable) as error:
+    except (FileMissing, Unreadable) as error:
         wrong.append(Finding(where, error.message, error.hint or "tune again", getattr(error, "because", "")))
     try:
         manifest = load_manifest(path / MANIFEST_FILE)
     except PipelineError as error:
-        said = [f"does not fit its schema: {line}" for line in error.details] or [error.message]
+        said = error.details or [error.message.removeprefix(f"{MANIFEST_FILE}: ")]
         wrong += [Finding(f"{key}/{MANIFEST_FILE}", line, error.hint or "tune again") for line in said]
     return Stored(key, path, file, manifest, tuple(wrong))
 
@@ -133,18 +133,10 @@ def _irregular(root: Path, path: Path, wrong: list[Finding], depth: int) -> None
 
 
 def load_manifest(path: Path) -> Manifest:
-    """Read a manifest strictly. Raises `CacheMissing`, a `CacheUnreadable` or `ManifestInvalid`."""
+    """Read a manifest. Raises `FileMissing`, `Unreadable` or `ManifestInvalid`."""
     if os.path.islink(path):  # noqa: PTH114 - Path.is_symlink raises where the directory may not be entered
-        raise CacheMissing(f"{path.name} is a symbolic link", hint="tune again")
-    value, found = parse_object(read_bytes(path), path.name)
-    if found:
-        raise ManifestInvalid(f"{path.name}: {found[0].what}", hint="tune again")
-    if value.get("schema") == SCHEMA:  # else from_json says which version this is
-        wrong = violations("manifest", value)
-        if wrong:
-            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-            raise ManifestInvalid(f"{path.name} does not fit its schema: {wrong[0]}{more}", details=wrong)
-    return Manifest.from_json(value)
+        raise FileMissing(f"{path.name} is a symbolic link", hint="tune again")
+    return Manifest.load(read_bytes(path))
 
 
 def _keys(root: Path, found: list[Finding]) -> Iterator[Key]:

@@ -15,9 +15,10 @@ from typing import Any
 
 from pipeline.contract.errors import CacheRefused, UsageError
 from pipeline.contract.files import write_json
+from pipeline.contract.text import shown
 
 from .difference import Side, difference
-from .finding import Finding, lines, shown
+from .finding import Finding, lines
 from .read import METADATA, RECORDS, CacheFile, spelled
 from .store import check_root
 from .tree import Stored, sums

@@ -7,12 +7,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from .decode import decode, load
 from .errors import CacheRefused
 from .key import Key, make_key
+from .places import MANIFEST_FILE
 from .plan import Plan
 from .record import Record
 
@@ -86,6 +88,8 @@ class Module:
 class Manifest:
     """The key's inputs in clear, how the ranks agreed, what is covered, and the sha256 of each file."""
 
+    SCHEMA: ClassVar[int] = SCHEMA
+
     key: str
     plan: Plan
     record: Record
@@ -124,31 +128,17 @@ class Manifest:
 
     @staticmethod
     def from_json(value: object) -> Manifest:
-        """Read a manifest; raise `ManifestInvalid` naming what is wrong."""
-        if not isinstance(value, dict):
-            raise ManifestInvalid("manifest.json is not a JSON object")
-        if value.get("schema") != SCHEMA:
-            raise ManifestInvalid(f"manifest schema {value.get('schema')!r}, this version reads {SCHEMA}")
+        """Read a manifest; raise `ManifestInvalid` naming each field that is wrong."""
+        return decode(Manifest, value, MANIFEST_FILE, ManifestInvalid, hint="tune again")
+
+    @staticmethod
+    def load(data: bytes) -> Manifest:
+        """Read a manifest from bytes that anyone may have written; raise `ManifestInvalid`."""
+        return load(Manifest, data, MANIFEST_FILE, ManifestInvalid, hint="tune again")
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong though each field has the right type, for `decode`."""
         try:
-            return Manifest(
-                key=str(Key.parse(value["key"])),
-                plan=Plan.from_json(value["plan"]),
-                record=Record.from_json(value["record"]),
-                strategy=str(value["strategy"]),
-                strategy_reason=str(value["strategy_reason"]),
-                ranks=tuple(RankFacts(**r) for r in value["ranks"]),
-                owners={str(k): tuple(int(r) for r in v) for k, v in value["owners"].items()},
-                covered=tuple(Covered(**c) for c in value["covered"]),
-                files={str(k): FileFacts(**v) for k, v in value["files"].items()},
-                started=str(value["started"]),
-                ended=str(value["ended"]),
-                options=dict(value.get("options", {})),
-                substitutions=tuple(value.get("substitutions", ())),
-                blocked=tuple(value.get("blocked", ())),
-                modules=tuple(Module(**m) for m in value.get("modules", ())),
-                previous=str(value.get("previous", "")),
-                notes=tuple(value.get("notes", ())),
-                provenance={str(k): str(v) for k, v in value.get("provenance", {}).items()},
-            )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ManifestInvalid(f"manifest.json does not have the shape of a manifest: {error!r}") from error
+            Key.parse(self.key)
+        except CacheRefused as error:
+            yield f".key: {error.message}"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from .decode import decode
 from .digest import sha256_json
 from .errors import UsageError
+from .text import shown
 
 SCHEMA = 1
-_AGAIN = "make the plan again with `pipeline plan`"
 MOST_SEEDS = 1 << 31
 MOST_RANKS = 1024  # what is above is a slip of the finger, and would start as many processes
 
@@ -101,6 +102,9 @@ class Plan:
     no ops: what is tuned is the engine's own choice.
     """
 
+    SCHEMA: ClassVar[int] = SCHEMA
+    DERIVED: ClassVar[tuple[str, ...]] = ("digest",)
+
     model: str
     device: str
     arch: str
@@ -144,130 +148,20 @@ class Plan:
 
     @staticmethod
     def from_json(value: object) -> Plan:
-        """Read a plan; raise `PlanInvalid` naming the field when it is not one."""
-        return _plan(value)
+        """Read a plan; raise `PlanInvalid` naming each field that is wrong."""
+        return decode(Plan, value, "the plan", PlanInvalid, hint="make the plan again with `pipeline plan`")
 
-
-def _need(value: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where: str) -> Any:  # noqa: ANN401 - checked here
-    if name not in value:
-        raise PlanInvalid(f"{where}.{name} is missing", hint=_AGAIN)
-    found = value[name]
-    if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
-        raise PlanInvalid(
-            f"{where}.{name} is {type(found).__name__}, not what a plan holds",
-            hint=_AGAIN,
-        )
-    return found
-
-
-def _texts(value: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
-    """A list of texts, empty where there is none."""
-    found = _need({name: (), **value}, name, (list, tuple), where)
-    if not all(isinstance(one, str) for one in found):
-        raise PlanInvalid(f"{where}.{name} holds what is not text", hint=_AGAIN)
-    return tuple(found)
-
-
-def _seed(value: Mapping[str, Any]) -> int:
-    seed: int = _need(value, "seed", int, "$")
-    if not 0 <= seed < MOST_SEEDS:
-        raise PlanInvalid(f"$.seed is not one of 0 to {MOST_SEEDS - 1}", hint=_AGAIN)
-    return seed
-
-
-def _untuned(value: Mapping[str, Any]) -> tuple[Untuned, ...]:
-    found = []
-    for i, one in enumerate(_need({"untuned": (), **value}, "untuned", (list, tuple), "$")):
-        where = f"$.untuned[{i}]"
-        if not isinstance(one, dict):
-            raise PlanInvalid(f"{where} is not an object", hint=_AGAIN)
-        found.append(Untuned(_need(one, "name", str, where), _need(one, "reason", str, where)))
-    return tuple(found)
-
-
-def _layout(value: Mapping[str, Any]) -> Layout:
-    layout = Layout(**{name: _need(value, name, int, "$.layout") for name in ("tp", "ep", "pp", "dp")})
-    if min(vars(layout).values()) < 1 or max(layout.world, layout.ep) > MOST_RANKS:
-        raise PlanInvalid(f"$.layout is {vars(layout)}, it must make 1 to {MOST_RANKS} ranks", hint=_AGAIN)
-    return layout
-
-
-def _op(value: object, where: str, world: int) -> OpPlan:
-    if not isinstance(value, dict):
-        raise PlanInvalid(f"{where} is not an object", hint=_AGAIN)
-    buckets = tuple(_need(value, "buckets", (list, tuple), where))
-    if not buckets or any(type(b) is not int or b < 1 for b in buckets) or list(buckets) != sorted(set(buckets)):
-        raise PlanInvalid(
-            f"{where}.buckets must be ascending positive token counts, found {list(buckets)}",
-            hint=_AGAIN,
-        )
-    shape, dtypes = (_need(value, name, dict, where) for name in ("shape", "dtypes"))
-    ranks = _need({"ranks": (), **value}, "ranks", (list, tuple), where)
-    options = _need({"options": {}, **value}, "options", dict, where)
-    for name, right in {
-        "options": all(isinstance(option, str) for option in options.values()),
-        "shape": all(type(size) is int and size > 0 for size in shape.values()),
-        "dtypes": all(isinstance(dtype, str) for dtype in dtypes.values()),
-        "ranks": all(type(rank) is int and 0 <= rank < world for rank in ranks),
-    }.items():
-        if not right:
-            raise PlanInvalid(f"{where}.{name} is {value[name]}, which is none for {world} ranks", hint=_AGAIN)
-    return OpPlan(
-        name=_need(value, "name", str, where),
-        op=_need(value, "op", str, where),
-        shape=shape,
-        dtypes=dtypes,
-        buckets=buckets,
-        backends=_texts(value, "backends", where),
-        options=options,
-        ranks=tuple(ranks),
-        layers=_need({"layers": 1, **value}, "layers", int, where),
-        notes=_texts(value, "notes", where),
-        unserved=str(value.get("unserved", "")),
-    )
-
-
-def _engine(value: object) -> EngineRun | None:
-    if value is None:
-        return None
-    where = "$.engine"
-    if not isinstance(value, dict):
-        raise PlanInvalid(f"{where} is not an object", hint=_AGAIN)
-    texts = {name: _need(value, name, str, where) for name in ("name", "version", "model")}
-    maps = {name: _need(value, name, dict, where) for name in ("variables", "config")}
-    words = tuple(_need(value, "arguments", (list, tuple), where))
-    if not all(isinstance(one, str) for one in (*words, *maps["variables"].values(), *maps["config"].values())):
-        raise PlanInvalid(f"{where} holds what is not text", hint=_AGAIN)
-    return EngineRun(**texts, arguments=words, **maps)
-
-
-def _plan(value: object) -> Plan:
-    if not isinstance(value, dict):
-        raise PlanInvalid("the plan is not a JSON object", hint="make it with `pipeline plan`")
-    if value.get("schema") != SCHEMA:
-        raise PlanInvalid(
-            f"plan schema {value.get('schema')!r}, this version reads {SCHEMA}",
-            hint=_AGAIN,
-        )
-    layout = _layout(_need(value, "layout", dict, "$"))
-    plan = Plan(
-        model=_need(value, "model", str, "$"),
-        device=_need(value, "device", str, "$"),
-        arch=_need(value, "arch", str, "$"),
-        flashinfer_version=_need(value, "flashinfer_version", str, "$"),
-        layout=layout,
-        ops=tuple(_op(op, f"$.ops[{i}]", layout.world) for i, op in enumerate(_need(value, "ops", (list, tuple), "$"))),
-        round_up=bool(_need(value, "round_up", bool, "$")),
-        skip_ops=_texts(value, "skip_ops", "$"),
-        seed=_seed(value),
-        untuned=_untuned(value),
-        notes=_texts(value, "notes", "$"),
-        engine=_engine(value.get("engine")),
-    )
-    stated = value.get("digest")
-    if stated is not None and stated != plan.digest:
-        raise PlanInvalid(
-            f"plan digest is {plan.digest[:12]}…, the file says {str(stated)[:12]}…: it was edited",
-            hint=_AGAIN,
-        )
-    return plan
+    def problems(self) -> Iterator[str]:
+        """What is wrong though each field has the right type, for `decode`."""
+        layout, world = self.layout, self.layout.world
+        if min(vars(layout).values()) < 1 or max(world, layout.ep) > MOST_RANKS:
+            yield f".layout: {vars(layout)} does not make 1 to {MOST_RANKS} ranks"
+        if not 0 <= self.seed < MOST_SEEDS:
+            yield f".seed: {self.seed} is not one of 0 to {MOST_SEEDS - 1}"
+        for i, op in enumerate(self.ops):
+            if not op.buckets or min(op.buckets) < 1 or list(op.buckets) != sorted(set(op.buckets)):
+                yield f".ops[{i}].buckets: {shown(list(op.buckets), 60)} are not ascending positive token counts"
+            if any(size < 1 for size in op.shape.values()):
+                yield f".ops[{i}].shape: {shown(dict(op.shape), 60)} has a size below 1"
+            if not all(0 <= rank < world for rank in op.ranks):
+                yield f".ops[{i}].ranks: {shown(list(op.ranks), 60)} are not ranks of {world}"

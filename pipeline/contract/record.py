@@ -8,10 +8,11 @@ a start-up check can read without importing torch: GPU names, count and driver.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from .decode import decode
 from .errors import CacheRefused
 
 
@@ -64,20 +65,10 @@ class Record:
 
     @staticmethod
     def from_json(value: object) -> Record:
-        """Read a record; raise `RecordInvalid` when it is not one."""
-        try:
-            assert isinstance(value, dict)
-            host = value.get("host", {})
-            return Record(
-                flashinfer={str(k): str(v) for k, v in dict(value["flashinfer"]).items()},
-                arch=str(value["arch"]),
-                host=Host(
-                    gpus=tuple(str(g) for g in host.get("gpus", ())),
-                    driver=str(host.get("driver", "")),
-                    cpu={str(k): str(v) for k, v in dict(host.get("cpu", {})).items()},
-                ),
-                packages={str(k): str(v) for k, v in dict(value.get("packages", {})).items()},
-                libraries={str(k): str(v) for k, v in dict(value.get("libraries", {})).items()},
-            )
-        except (AssertionError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RecordInvalid(f"not an environment record: {error!r}") from error
+        """Read a record; raise `RecordInvalid` naming each field that is wrong."""
+        return decode(Record, value, "the environment record", RecordInvalid)
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong though each field has the right type, for `decode`."""
+        if not self.flashinfer.get("flashinfer_version"):
+            yield ".flashinfer.flashinfer_version is missing"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from .decode import decode, load
 from .errors import CacheRefused
 
 SCHEMA = 1
@@ -25,6 +26,8 @@ class Verdict:
     that looked at nothing cannot be mistaken for one that found nothing. `replayed` lists the keys that were replayed
     where others could not be, since their device is elsewhere; a verdict of the level `replay` replayed all.
     """
+
+    SCHEMA: ClassVar[int] = SCHEMA
 
     config_digest: str
     cache_diff_id: str
@@ -49,19 +52,17 @@ class Verdict:
 
     @staticmethod
     def from_json(value: object) -> Verdict:
-        """Read a verdict; raise `VerdictInvalid` when it is not one."""
-        if not isinstance(value, dict) or value.get("schema") != SCHEMA:
-            raise VerdictInvalid("not a verdict of this version")
-        try:
-            fields = {k: v for k, v in value.items() if k != "schema"}
-            lists = {name: tuple(fields.get(name, ())) for name in ("findings", "replayed")}
-            verdict = Verdict(**{**fields, **lists})
-        except TypeError as error:
-            raise VerdictInvalid(f"not a verdict: {error}") from error
-        if verdict.level not in ("static", "replay") or verdict.result not in ("pass", "fail"):
-            raise VerdictInvalid(f"level {verdict.level!r} and result {verdict.result!r} are not a verdict's")
-        if (verdict.result == "pass") != (not verdict.findings):
-            raise VerdictInvalid("a passing verdict has no findings and a failing one has some")
-        if not set(verdict.replayed) <= set(verdict.key.split(",")):
-            raise VerdictInvalid("a verdict says that it replayed a key that it is not about")
-        return verdict
+        """Read a verdict; raise `VerdictInvalid` naming each field that is wrong."""
+        return decode(Verdict, value, "the verdict", VerdictInvalid)
+
+    @staticmethod
+    def load(data: bytes) -> Verdict:
+        """Read a verdict from bytes that anyone may have written; raise `VerdictInvalid`."""
+        return load(Verdict, data, "the verdict", VerdictInvalid)
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong though each field has the right type, for `decode`."""
+        if (self.result == "pass") != (not self.findings):
+            yield ".findings: a passing verdict has none, and a failing one has some"
+        if not set(self.replayed) <= set(self.key.split(",")):
+            yield ".replayed: a key that the verdict is not about"

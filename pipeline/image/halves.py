@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline import log
-from pipeline.cache.finding import shown
 from pipeline.contract.errors import CacheRefused
 from pipeline.contract.manifest import Manifest
 from pipeline.contract.places import ENV_WORKSPACE
+from pipeline.contract.text import shown
 
 from .contain import Sandbox, run_to_end
 from .fill import WORKSPACE

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.cache.finding import shown
 from pipeline.contract.errors import CacheRefused
+from pipeline.contract.text import shown
 
 from .labels import CURRENT_LAYOUT, KEY, LAYOUT
 

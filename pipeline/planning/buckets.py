@@ -15,7 +15,7 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 
-from pipeline.cache.finding import shown
+from pipeline.contract.text import shown
 
 from .problems import Problems
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from pipeline.cache.finding import shown
+from pipeline.contract.text import shown
 
 from .model_config import language_model
 from .problems import Problems

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.cache.finding import shown as printable
 from pipeline.contract.errors import PublishError, UsageError
+from pipeline.contract.text import shown as printable
 
 __all__ = [
     "CredentialsInvalid",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.cache.finding import shown
+from pipeline.contract.text import shown
 from pipeline.image.flow import Finished
 from pipeline.image.labels import PREFIX, labels
 from pipeline.run import ProcessFailed, ProgramMissing, run

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cache.archive import LIMIT, ArchiveRefused, safe_extract
-from pipeline.cache.finding import shown
 from pipeline.cache.tar import tar_of
 from pipeline.cache.tree import walk
 from pipeline.cache.union import merge_roots
 from pipeline.contract.digest import canonical_json, sha256_bytes, sha256_file
 from pipeline.contract.errors import CacheRefused
 from pipeline.contract.places import CACHE_ROOT, MANIFEST_FILE
+from pipeline.contract.text import shown
 from pipeline.image.labels import PREFIX
 from pipeline.registry.client import Registry
 from pipeline.registry.descriptors import Descriptor, Manifest

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from pipeline.cache.finding import shown
 from pipeline.contract.digest import sha256_bytes
+from pipeline.contract.text import shown
 from pipeline.image.labels import KEY
 from pipeline.registry.client import Registry
 from pipeline.registry.descriptors import Manifest

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from pipeline.cache.finding import shown
 from pipeline.contract.errors import CacheRefused
 from pipeline.contract.manifest import Manifest as AutotuneManifest
+from pipeline.contract.text import shown
 from pipeline.contract.verdict import Verdict
 from pipeline.image.labels import KEY, PREFIX
 from pipeline.registry.errors import InvalidResponse

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pipeline.cache.finding import shown
+from pipeline.contract.text import shown
 from pipeline.registry.descriptors import Descriptor, Manifest
 from pipeline.registry.errors import InvalidResponse, NotFound
 from pipeline.registry.reference import Reference

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from pipeline import log
-from pipeline.cache.finding import shown
+from pipeline.contract.text import shown
 
 from .outcome import Row, Summary
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.cache.finding import shown
 from pipeline.contract.digest import sha256_bytes
+from pipeline.contract.text import shown
 from pipeline.registry.client import Registry
 from pipeline.registry.credentials import docker_config
 from pipeline.registry.errors import ReferenceInvalid

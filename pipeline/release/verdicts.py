@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pipeline.cache.finding import shown
 from pipeline.contract.errors import PipelineError
+from pipeline.contract.text import shown
 from pipeline.contract.verdict import Verdict
 
 from .faults import NotReplayed, VerdictsUnreadable

@@ -301,7 +301,7 @@ def test_a_repository_that_cosign_cannot_name_is_refused_first(plain, keys, pipe
         done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
         assert ("could not parse reference" not in done.stderr) == named, done.stderr
     for words in (
-        ("attest", "verify", f"{plain.host}/a:x", "--key", public),
+        ("attestation", "verify", f"{plain.host}/a:x", "--key", public),
         ("cache", "push", tmp_path, f"oci://{plain.host}/a:x", "--sign", private),
         ("cache", "pull", f"oci://{plain.host}/a:x", "-o", tmp_path / "out", "--key", public),
         ("release", "tiny", "--registry", f"{plain.host}/a", "--sign", private),

@@ -101,9 +101,11 @@ def test_a_gigabyte_is_explained_and_compared_in_bounded_memory(tmp_path: Path) 
         ("cache", "merge", "big.json", "-o", "out"),
     ):
         done = pipeline(tmp_path, *(tmp_path / w if w in ("big.json", "out") else w for w in words), bounded=True)
-        assert (done.returncode == 7 and "too large" in done.stdout + done.stderr) or "more than the" in done.stderr
+        assert (
+            done.returncode == 7 and "too large" in done.stdout + done.stderr
+        ) or "more than the limit" in done.stderr
     done = pipeline(tmp_path, "explain", CASES / "h200_real.json", "--env", tmp_path / "big.json", bounded=True)
-    assert done.returncode == 2 and "more than the" in done.stderr
+    assert done.returncode == 2 and "more than the limit" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -106,7 +106,7 @@ def test_entries_only_in_one_and_records(capsys, tmp_path):
 def test_times_stand_side_by_side(capsys, tmp_path):
     one, two = samples.write(tmp_path / "a"), samples.write(tmp_path / "b", tactic=9)
     code, out, _ = run(capsys, "diff", tmp_path / "a", tmp_path / "b")
-    assert code == 3 and "TiledRunner 3 0.5000 ms | TiledRunner 9 0.5000 ms" in out
+    assert code == 3 and "tactic 3 (0.5000 ms) | 9 (0.5000 ms)" in out
     assert run(capsys, "diff", one / CACHE_FILE, two / CACHE_FILE, "--json")[0] == 3
     key = samples.entry_key(1)
     entry = ["TiledRunner", 1, ["l2_cache_policy", "cold"], {"time_ms": 0.25}]
@@ -155,7 +155,7 @@ def test_the_same_key_with_other_contents_is_refused_with_the_entries(capsys, tm
     samples.write(tmp_path / "a")
     samples.write(tmp_path / "b", tactic=9)
     code, _, err = run(capsys, "merge", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "out")
-    assert code == 7 and err.count("TiledRunner 3 0.5000 ms | TiledRunner 9") == 3
+    assert code == 7 and err.count("tactic 3 (0.5000 ms) | 9") == 3
     assert not (tmp_path / "out").exists()
 
 

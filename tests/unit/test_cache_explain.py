@@ -249,11 +249,10 @@ def test_without_an_environment_nothing_is_claimed(tmp_path):
 
 def test_a_used_file_says_what_it_does_not_answer():
     dead = samples.entry_key(1, runner="A")
-    legacy = samples.entry_key(2, runner="CudnnX")
-    entries = {dead: ["B", 1], legacy: ["CudnnX", 3], samples.entry_key(4): ["TiledRunner", 1]}
+    entries = {dead: ["B", 1], samples.entry_key(4): ["TiledRunner", 1]}
     found = explain_file(json.dumps({"_metadata": samples.H200, **entries}).encode(), Environment(samples.H200))
     assert (found.verdict, found.entries) == ("ok", 2)
-    assert "cpu_gemm: 2 shapes run on default tactics" in found.lines()[2]
+    assert "cpu_gemm: 1 shapes run on default tactics" in found.lines()[2]
 
 
 def test_an_answer_that_stands_twice_is_told_and_costs_once(capsys, tmp_path, record):

@@ -470,24 +470,6 @@ def test_caches_to_bake_say_what_they_were_tuned_on(tmp_path: Path) -> None:
     assert told("90a", device="cpu") == ("cpu", "")
 
 
-def test_the_commands_of_a_plan_are_those_that_the_sdk_would_run(tmp_path: Path) -> None:
-    from pipeline.image.printplan import docker_run
-
-    from pipeline.image.contain import Sandbox
-    from pipeline.image.fill import WORKSPACE
-
-    sandbox = Sandbox("0:0", True, {"B": "2", "A": "1"}, 7, Gpus("cdi", devices=("nvidia.com/gpu=0",)))
-    assert docker_run("IMAGE", ["python3"], sandbox) == [
-        "docker", "run", "--rm", "--network", "none", "--workdir", "/", "--shm-size", "7", "--entrypoint", "", "--device",
-        "nvidia.com/gpu=0", "--env", "A=1", "--env", "B=2", "--user", "0:0", "--read-only", "--tmpfs",
-        "/tmp:rw,mode=1777", "IMAGE", "python3",
-    ]  # fmt: skip
-    options = sandbox.options()
-    assert (options["network_mode"], options["shm_size"], options["user"], options["read_only"]) == ("none", 7, "0:0", True)  # fmt: skip
-    assert options["working_dir"] == "/"
-    assert WORKSPACE.startswith("/tmp/")
-
-
 @pytest.mark.parametrize("way", ["stage", "container"])
 def test_a_tuning_that_outlives_its_bound_is_a_failed_tuning(way: str, tmp_path: Path) -> None:
     from pipeline.contract.exits import Exit

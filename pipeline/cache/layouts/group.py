@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cache.difference import Side, difference
-from pipeline.cache.finding import because, shown
-from pipeline.cache.jsontext import CacheMissing, CacheUnreadable
+from pipeline.cache.finding import because
 from pipeline.cache.read import CacheFile, inspect_cache
+from pipeline.contract.strictjson import FileMissing, Unreadable
+from pipeline.contract.text import shown
 
 _DEPTH = 8
 _MOST = 10_000
@@ -67,7 +68,7 @@ def read_group(group: Group) -> tuple[list[tuple[RankFile, CacheFile]], list[str
         name = f"{group.directory}/{one.path.name}"
         try:
             file = inspect_cache(one.path, where=name)
-        except (CacheMissing, CacheUnreadable) as error:
+        except (FileMissing, Unreadable) as error:
             wrong.append(error.message)
             continue
         if file.findings:

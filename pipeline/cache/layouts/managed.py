@@ -13,10 +13,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.cache.finding import BAD_ENTRY, Finding, shown
-from pipeline.cache.jsontext import CacheMissing, CacheUnreadable, parse_object, read_bytes
+from pipeline.cache.finding import BAD_ENTRY, Finding
 from pipeline.cache.read import CacheFile, Entry
 from pipeline.contract.digest import sha256_bytes
+from pipeline.contract.strictjson import FileMissing, Unreadable, parse_object, read_bytes
+from pipeline.contract.text import shown
 
 from .group import Group
 
@@ -38,10 +39,10 @@ def read(group: Group) -> CacheFile:
         name = one.path.name
         try:
             value, found = parse_object(read_bytes(one.path), name)
-        except (CacheMissing, CacheUnreadable) as error:
+        except (FileMissing, Unreadable) as error:
             wrong.append(Finding("", error.message, error.hint, getattr(error, "because", "")))
             continue
-        wrong += found
+        wrong += [Finding(name, defect.what, "", defect.because) for defect in found]
         if name == MANIFEST:
             metadata = value
             if sha256_bytes(_canonical(value))[:16] != one.path.parent.name:

@@ -26,8 +26,8 @@ def configure_ls(parser: argparse.ArgumentParser) -> None:
 def execute_ls(arguments: argparse.Namespace) -> int:
     """List keys, one block each."""
     from pipeline import log
-    from pipeline.cache.finding import shown
     from pipeline.commands.cache.store import listing, stored, strays
+    from pipeline.contract.text import shown
 
     if arguments.target:
         with opened(arguments.target) as root:

@@ -66,13 +66,13 @@ def _size(place: Path) -> int:
 
 def listing(root: Path, entry: StoreEntry | None = None) -> list[dict[str, Any]]:
     """One row for each key below a root, with what its check found; a root that is none gives no rows."""
-    from pipeline.cache.jsontext import CacheMissing
     from pipeline.cache.store import check
     from pipeline.cache.tree import walk
+    from pipeline.contract.strictjson import FileMissing
 
     try:
         tree = walk(root)
-    except CacheMissing:
+    except FileMissing:
         return []
     rows = []
     for one in tree.keys:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.cache.finding import shown
 from pipeline.cache.judge import compare
 from pipeline.cache.layouts import Layout
 from pipeline.cache.layouts.collected import Collected
@@ -13,6 +12,7 @@ from pipeline.cache.layouts.group import Group
 from pipeline.contract.errors import CacheRefused, WarmUpError
 from pipeline.contract.plan import EngineRun
 from pipeline.contract.record import Record
+from pipeline.contract.text import shown
 
 from .serve import tail
 
