@@ -24,8 +24,11 @@ from .contract.errors import PipelineError, UsageError
 from .contract.exits import MEANING, Exit
 
 
-def parser_for(words: Sequence[str]) -> Parser:
-    """The parser of `pipeline`. Only the command that `words` name has its arguments: no other module is imported."""
+def parser_for(words: Sequence[str] | None) -> Parser:
+    """The parser of `pipeline`. Only the command that `words` name has its arguments: no other module is imported.
+
+    With None every command has them, for the completion scripts of shells.
+    """
     codes = ", ".join(f"{code.value} {meaning}" for code, meaning in MEANING.items())
     top = Parser(
         prog="pipeline",
@@ -34,12 +37,18 @@ def parser_for(words: Sequence[str]) -> Parser:
         epilog=f"Exit codes: {codes}.",
     )
     top.add_argument("--version", action="version", version=f"pipeline {__version__}")
+    top.add_argument(
+        "--print-completion",
+        choices=("bash", "zsh", "tcsh"),
+        metavar="SHELL",
+        help="print bash's, zsh's or tcsh's completion script: eval \"$(pipeline --print-completion bash)\"",
+    )
     _add_verbosity(top)
-    _add_commands(top, COMMANDS, [word for word in words if not word.startswith("-")])
+    _add_commands(top, COMMANDS, None if words is None else [word for word in words if not word.startswith("-")])
     return top
 
 
-def _add_commands(parser: Parser, known: Mapping[str, Command | Group], named: Sequence[str]) -> None:
+def _add_commands(parser: Parser, known: Mapping[str, Command | Group], named: Sequence[str] | None) -> None:
     parser.set_defaults(parser=parser)  # the innermost one: its help is shown where no command is named
     actions = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", title="commands", parser_class=Parser)
     for name, one in known.items():
@@ -48,10 +57,10 @@ def _add_commands(parser: Parser, known: Mapping[str, Command | Group], named: S
             name, help=one.help, description=described, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         _add_verbosity(inner)
-        if named[:1] != [name]:
+        if named is not None and named[:1] != [name]:
             continue
         if isinstance(one, Group):
-            _add_commands(inner, one.commands, named[1:])
+            _add_commands(inner, one.commands, None if named is None else named[1:])
         else:
             _function(one, "configure")(inner)
             inner.set_defaults(parser=inner, execute=_function(one, "execute"))
@@ -105,12 +114,18 @@ def _refuse_unknown(words: Sequence[str]) -> None:
 
 
 def _run(words: Sequence[str]) -> int:
-    _refuse_unknown(words)
+    if "--print-completion" not in words[:1]:
+        _refuse_unknown(words)
     arguments, unknown = parser_for(words).parse_known_args(words)
     parser: Parser = arguments.parser
     if unknown:
         parser.refuse(unknown)
     log.set_level(getattr(arguments, "verbosity", log.NORMAL))
+    if getattr(arguments, "print_completion", None):
+        import shtab
+
+        sys.stdout.write(shtab.complete(parser_for(None), arguments.print_completion))
+        return int(Exit.OK)
     if not hasattr(arguments, "execute"):
         parser.print_help()
         return int(Exit.OK)

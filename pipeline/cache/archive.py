@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 LIMIT = 64 * 1024 * 1024  # bytes of the whole stream, headers included
+PUSHED_LIMIT = 2 << 30  # bytes, unpacked, of what `cache push` makes and `cache pull` takes
 _MEMBERS = 10_000
 _BLOCK = 1 << 20
 _PART = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+!@ -]{0,254}")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from pipeline.contract.text import shown  # noqa: F401 - its former place
-
 # The short names that `because` shows, beside those of `contract.strictjson`: an interface that scripts compare.
 NO_METADATA = "_metadata missing: FlashInfer would load it unchecked"
 BAD_METADATA = "_metadata is not an object"

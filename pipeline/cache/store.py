@@ -13,7 +13,6 @@ from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.manifest import Covered, FileFacts, Manifest
 from pipeline.contract.places import CACHE_FILE, ENGINE_DIR, MANIFEST_FILE
-from pipeline.contract.strictjson import LIMIT
 from pipeline.contract.text import shown
 from pipeline.flashinfer.ops import is_skipped
 
@@ -135,7 +134,7 @@ def _files(stored: Stored, manifest: Manifest) -> Iterator[Finding]:
 
 def _content(stored: Stored, name: str, facts: FileFacts) -> Iterator[Finding]:
     try:
-        same = facts.size <= LIMIT and sha256_file(stored.path / name) == facts.sha256
+        same = sha256_file(stored.path / name) == facts.sha256
     except OSError as error:
         if name != CACHE_FILE or stored.file is not None:  # that one is reported already
             yield _say(stored, f"{shown(name)} cannot be read: {error.strerror}", "make it readable")

@@ -68,6 +68,11 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "list caches in the host's store or at a location",
                 ("", "tuned/tiny:1", "oci://registry.example.com/caches:h200"),
             ),
+            "inspect": Command(
+                "cache.files:inspect",
+                "show what a cache says of itself, and what is wrong with it; exit 7 where anything is",
+                ("tuned/tiny:1", "caches/h200 --key 3f2a", "autotune_configs.json --json"),
+            ),
             "diff": Command(
                 "cache.files:diff",
                 "compare two caches; exit 3 where they differ",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from pipeline.cache.finding import shown
+from pipeline.contract.text import shown
 
 from .problems import Problems
 

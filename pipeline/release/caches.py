@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.cache.archive import LIMIT, ArchiveRefused, safe_extract
+from pipeline.cache.archive import PUSHED_LIMIT, ArchiveRefused, safe_extract
 from pipeline.cache.tar import tar_of
 from pipeline.cache.tree import walk
 from pipeline.cache.union import merge_roots
@@ -103,16 +103,22 @@ def pull(registry: Registry, source: Reference, out: Path, *, key: str = "") -> 
                 f"{source} is not signed by {shown(key)}: {wrong}", hint="`cache push --sign KEY` signs"
             )
     with tempfile.TemporaryDirectory(prefix="pull-") as temporary:
-        blob = registry.save_blob(source.repository, layer.digest, Path(temporary) / "blob", limit=LIMIT)
+        blob = registry.save_blob(source.repository, layer.digest, Path(temporary) / "blob", limit=PUSHED_LIMIT)
         root = Path(temporary) / "root"
-        safe_extract(_unzipped(blob), root, strip=1)
+        safe_extract(_unzipped(blob), root, strip=1, limit=PUSHED_LIMIT)
         keys = merge_roots([(str(source), root)], out)
     return Stored(source.at(found.digest), keys)
 
 
 def _artifact(root: Path, keys: Sequence[str]) -> tuple[bytes, list[tuple[str, bytes]]]:
     """The manifest's bytes and the blobs that it names, with their media types."""
-    layer = gzip.compress(tar_of(root, FOLDER), mtime=0)
+    tar = tar_of(root, FOLDER)
+    if len(tar) > PUSHED_LIMIT:
+        raise CacheRefused(
+            f"the caches have {len(tar):,} bytes as a tar, more than the {PUSHED_LIMIT:,} that `cache pull` takes",
+            hint="push fewer keys: `pipeline cache export`, then remove what is not needed",
+        )
+    layer = gzip.compress(tar, mtime=0)
     config = canonical_json({"keys": [_summary(root, key) for key in keys]})
     notes = {TITLE: FOLDER, _UNPACK: "true"}
     value = {

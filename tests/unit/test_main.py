@@ -186,6 +186,20 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"pipeline {__version__}\n"
 
 
+def test_a_shell_completes_commands_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--print-completion", "bash"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    for words, said in ((["cache", "m"], "merge"), (["build", "tiny", "--ret"], "--retune")):
+        asked = (
+            f"COMP_WORDS=(pipeline {' '.join(words)}); COMP_CWORD={len(words)}; _shtab_pipeline; echo ${{COMPREPLY[@]}}"
+        )
+        done = subprocess.run(
+            ["bash", "-c", f". {tmp_path}/script; {asked}"], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split() == [said]
+    assert main(["--print-completion", "fish"]) == 2
+
+
 def test_quiet_leaves_errors_and_verbose_says_where_they_arose(tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     assert "wrote" in pipeline("plan", "tiny", "-o", str(out)).stderr

@@ -26,34 +26,61 @@ def configure_ls(parser: argparse.ArgumentParser) -> None:
 def execute_ls(arguments: argparse.Namespace) -> int:
     """List keys, one block each."""
     from pipeline import log
-    from pipeline.commands.cache.store import listing, stored, strays
-    from pipeline.contract.text import shown
+    from pipeline.commands.cache.store import rows_of, rows_of_store, stored, strays
 
     if arguments.target:
         with opened(arguments.target) as root:
-            rows, other = listing(root), strays(root)
+            rows, other = rows_of(root), strays(root)
         if locate(arguments.target).kind != "path":  # there was only a copy, gone by now
             rows = [{**row, "path": f"{arguments.target} {row['key']}"} for row in rows]
     else:
-        entries = stored()
-        rows = [row for entry in entries for row in listing(entry.root, entry)]
-        other = [stray for entry in entries for stray in strays(entry.root)]
+        rows, other = rows_of_store(), [stray for entry in stored() for stray in strays(entry.root)]
     for stray in other:
         log.warn(stray)
     if arguments.json:
         print(json.dumps(rows, indent=2))
         return int(Exit.OK)
     for row in rows:
-        model, device, ended = (shown(row[name]) for name in ("model", "device", "ended"))
-        head = f"{row['key']}\n  {model or '?'} on {device or '?'}, {row['ranks']} ranks, "
-        print(
-            f"{head}{row['entries']} entries, {row['bytes']} bytes, {ended or 'no date'}\n  {shown(row['path'], 4096)}"
-        )
-        for finding in row["findings"]:
-            print(f"  UNSOUND: {finding}")
+        print("\n".join(_block(row)))
     if not rows:
-        log.note("no tuned cache is here; `pipeline build MODEL` makes one")
+        log.note("no cache is here; `pipeline build MODEL` makes one")
     return int(Exit.OK)
+
+
+def _block(row: dict[str, Any]) -> Iterator[str]:
+    from pipeline.contract.text import shown
+
+    model, device, ended = (shown(row[name]) for name in ("model", "device", "ended"))
+    yield row["key"] or f"warm-up {row['inputs']}"
+    about = f"{model or '?'} on {device or '?'}, {row['ranks']} ranks, {row['entries']} entries, " if row["key"] else ""
+    yield f"  {about}{row['bytes']} bytes, {ended or 'no date'}"
+    if row.get("inputs"):
+        kinds = ", ".join(f"{shown(kind, 40)} {size} bytes" for kind, size in row.get("kinds", {}).items())
+        yield f"  entry {row['inputs']}" + (f": {kinds}" if kinds else "")
+    yield f"  {shown(row['path'], 4096)}"
+    yield from (f"  UNSOUND: {finding}" for finding in row["findings"])
+
+
+def configure_inspect(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cache inspect`."""
+    parser.add_argument("target", metavar=METAVAR, help="a cache file, a cache root or key, an image, or a registry")
+    parser.add_argument("--key", default="", metavar="HASH", help="only the key whose hash begins so")
+    parser.add_argument("--json", action="store_true", help="manifests, entries and findings as JSON on stdout")
+
+
+def execute_inspect(arguments: argparse.Namespace) -> int:
+    """Print what each key is, where it was made, and what it answers; exit 7 where something is wrong with it."""
+    from pipeline.commands.cache.inspect import described, lines_of
+
+    location = locate(arguments.target)
+    with contextlib.ExitStack() as stack:
+        single = location.kind == "path" and not location.path.is_dir()
+        found = described(location.path if single else stack.enter_context(opened(arguments.target)), arguments.key)
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print("\n".join(line for one in found for line in lines_of(one)))
+    return int(Exit.CACHE if any(one["findings"] for one in found) else Exit.OK)
 
 
 def configure_diff(parser: argparse.ArgumentParser) -> None:

@@ -1,70 +1,101 @@
-"""`pipeline cache rm`, and the host's store of caches as the other commands see it."""
+"""The host's store of warm-ups as `pipeline cache` sees it, and `pipeline cache rm`.
+
+<cache home>/warm-ups/<inputs digest>/root/…, warmup.json       what a warm-up left, as it lies from `/` of the image
+<cache home>/tuned/<inputs digest>/root/…, outcome.json         a cache root alone
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import DockerError, UsageError
 from pipeline.contract.exits import Exit
-from pipeline.contract.places import MANIFEST_FILE
+from pipeline.contract.places import CACHE_ROOT, MANIFEST_FILE
 from pipeline.contract.record import Host
 from pipeline.contract.scratch import scratch
-from pipeline.image.store import MAKING
 
 _DAY = 86_400
 _YOUNG = 3600  # seconds: the image of what was kept just now may be in the making
 _LABEL = "io.github.tuned-image-pipeline.manifest"
+_FOLDERS = {"warm-ups": "warmup.json", "tuned": "outcome.json"}
+_REMOVING = ".removing-"
 
 
 @dataclass(frozen=True)
 class StoreEntry:
-    """One tuned directory of the store: its place, its size in bytes, when it was kept (seconds since the epoch)."""
+    """One entry of the store: its place, its size in bytes, when it was kept (seconds since the epoch).
+
+    `kinds` maps each kind of cache to its bytes, where the entry says so.
+    """
 
     place: Path
     size: int
     kept: float
+    kinds: dict[str, int] = field(default_factory=dict)
 
     @property
     def root(self) -> Path:
-        """The cache root inside it."""
-        return self.place / "root"
+        """The cache root of FlashInfer's files inside it; it may not exist."""
+        root = self.place / "root"
+        return root if self.place.parent.name == "tuned" else root / CACHE_ROOT.lstrip("/")
 
     def manifests(self) -> set[str]:
         """sha256 of each manifest in it: what an image's label names."""
-        return {sha256_file(path) for path in self.root.glob(f"*/*/*/{MANIFEST_FILE}") if not path.is_symlink()}
+        found = (
+            Path(folder) / MANIFEST_FILE for folder, _, names in os.walk(self.place / "root") if MANIFEST_FILE in names
+        )
+        return {sha256_file(path) for path in found if path.is_file() and not path.is_symlink()}
 
 
 def stored() -> list[StoreEntry]:
     """All entries of the store, oldest first; what is being written at the moment is passed over."""
     from pipeline.home import cache_home
 
-    tuned = cache_home() / "tuned"
-    if not tuned.is_dir():
-        return []
-    entries = []
-    for place in sorted(tuned.iterdir()):
-        if place.name.startswith(".") or not place.is_dir() or place.is_symlink():
-            continue
-        outcome = place / "outcome.json"
-        facts = outcome.stat() if outcome.exists() else place.stat()
-        entries.append(StoreEntry(place, _size(place), facts.st_mtime))
-    return sorted(entries, key=lambda entry: entry.kept)
+    return sorted(_entries(cache_home()), key=lambda entry: entry.kept)
 
 
-def _size(place: Path) -> int:
-    return sum((Path(folder) / name).lstat().st_size for folder, _, names in os.walk(place) for name in names)
+def _entries(home: Path) -> Iterator[StoreEntry]:
+    for folder, about in _FOLDERS.items():
+        for place in sorted((home / folder).iterdir()) if (home / folder).is_dir() else ():
+            if place.name.startswith(".") or not place.is_dir() or place.is_symlink():
+                continue
+            facts = (place / about).stat() if (place / about).exists() else place.stat()
+            yield StoreEntry(place, size_of(place), facts.st_mtime, _kinds(place / about))
 
 
-def listing(root: Path, entry: StoreEntry | None = None) -> list[dict[str, Any]]:
+def _kinds(about: Path) -> dict[str, int]:
+    """Bytes by kind, from warmup.json; empty where it does not say."""
+    try:
+        caches = json.loads(about.read_text(encoding="utf-8")).get("caches", ())
+        kinds: dict[str, int] = {}
+        for one in caches:
+            kinds[str(one["kind"])] = kinds.get(str(one["kind"]), 0) + int(one["bytes"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+    return kinds
+
+
+def size_of(place: Path) -> int:
+    """Bytes of all files below a directory; what vanishes meanwhile counts nothing."""
+    total = 0
+    for folder, _, names in os.walk(place):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(folder) / name).lstat().st_size
+    return total
+
+
+def rows_of(root: Path, entry: StoreEntry | None = None) -> list[dict[str, Any]]:
     """One row for each key below a root, with what its check found; a root that is none gives no rows."""
     from pipeline.cache.store import check
     from pipeline.cache.tree import walk
@@ -85,7 +116,7 @@ def listing(root: Path, entry: StoreEntry | None = None) -> list[dict[str, Any]]
                 "device": ", ".join(dict.fromkeys(host.gpus)) or host.cpu.get("model", ""),
                 "ranks": len(manifest.ranks) if manifest is not None else 0,
                 "entries": len(one.file.entries) if one.file is not None else 0,
-                "bytes": _size(one.path),
+                "bytes": size_of(one.path),
                 "ended": manifest.ended if manifest is not None else "",
                 "inputs": entry.place.name if entry is not None else "",
                 "path": str(one.path),
@@ -95,68 +126,33 @@ def listing(root: Path, entry: StoreEntry | None = None) -> list[dict[str, Any]]
     return rows
 
 
+def rows_of_store() -> list[dict[str, Any]]:
+    """One row for each key in the store, and one for each entry that has none (a server's own caches)."""
+    rows: list[dict[str, Any]] = []
+    for entry in stored():
+        keys = rows_of(entry.root, entry)
+        alone = {
+            "key": "",
+            "model": "",
+            "device": "",
+            "ranks": 0,
+            "entries": 0,
+            "bytes": entry.size,
+            "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.kept)),
+            "inputs": entry.place.name,
+            "path": str(entry.place),
+            "findings": [],
+        }
+        rows += [{**row, "kinds": entry.kinds} for row in keys or [alone]]
+    return rows
+
+
 def strays(root: Path) -> list[str]:
     """What a listing of a root passes over, in words."""
     from pipeline.cache.finding import lines
     from pipeline.cache.tree import misplaced
 
-    return list(lines(misplaced(root), 20))
-
-
-def used_manifests() -> set[str]:
-    """sha256 of the manifests that the images in the engine were baked from, by their label.
-
-    Raises an `DockerError` where no engine answers: without one, nothing can be called unused.
-    """
-    from pipeline.daemon import connect, find
-
-    engine = find()
-    if engine is None:
-        raise DockerError("no Docker Engine answers, so that nothing can be called unused", hint="pipeline daemon up")
-    with contextlib.closing(connect(engine)) as client:
-        images = client.images.list(filters={"label": _LABEL})
-        named = [str(image.labels.get(_LABEL, "")) for image in images]
-        return {one for label in named for one in label.split(",") if one}  # an image may hold several
-
-
-def select(
-    entries: Sequence[StoreEntry], *, older_than: float | None, max_size: int | None, unused: bool, used: set[str]
-) -> list[tuple[StoreEntry, str]]:
-    """Which entries go and why: too old (days), unused, and then until the rest fits `max_size` bytes.
-
-    To fit a size those go first that no image was baked from (`used`: manifests of images), of each kind the oldest
-    first. What was kept within the last hour counts as used: a build may have yet to make its image.
-    """
-    chosen: list[tuple[StoreEntry, str]] = []
-    rest: list[StoreEntry] = []
-    in_use = {entry.place for entry in entries if time.time() - entry.kept < _YOUNG or entry.manifests() & used}
-    for entry in entries:
-        age = (time.time() - entry.kept) / _DAY
-        if older_than is not None and age > older_than:
-            chosen.append((entry, f"{age:.1f} days old"))
-        elif unused and entry.place not in in_use:
-            chosen.append((entry, "no image was baked from it"))
-        else:
-            rest.append(entry)
-    if max_size is not None:
-        left = sum(entry.size for entry in rest)
-        for entry in sorted(rest, key=lambda one: one.place in in_use):
-            if left <= max_size:
-                break
-            chosen.append((entry, f"the store holds {left} bytes, more than {max_size}"))
-            left -= entry.size
-    return [(entry, f"{why}; an image has it" if entry.manifests() & used else why) for entry, why in chosen]
-
-
-def remove(entry: StoreEntry) -> None:
-    """Remove an entry: out of sight by one rename first, so that nobody finds half of it."""
-    with scratch(entry.place.parent, MAKING) as folder:
-        aside = folder / "entry"
-        try:
-            entry.place.rename(aside)
-        except FileNotFoundError:  # another prune was faster
-            return
-        shutil.rmtree(aside)
+    return list(lines(misplaced(root), 20)) if root.is_dir() else []
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -164,10 +160,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("entries", nargs="*", metavar="ENTRY", help="an entry of the store, or the start of its name")
     parser.add_argument("--older-than", type=_days, metavar="DAYS", help="entries made longer ago")
     parser.add_argument(
-        "--max-size",
-        type=_bytes,
-        metavar="SIZE",
-        help="unused entries, then the oldest ones, until the rest fits",
+        "--max-size", type=_bytes, metavar="SIZE", help="unused entries, then the oldest ones, until the rest fits"
     )
     parser.add_argument("--unused", action="store_true", help="entries that no image here was baked from")
     parser.add_argument("--dry-run", action="store_true", help="say what would go, and remove nothing")
@@ -192,41 +185,101 @@ def _bytes(text: str) -> int:
 def execute(arguments: argparse.Namespace) -> int:
     """Remove what was chosen; print a line for each."""
     from pipeline import log
-    from pipeline.versions.findings import counted
 
-    given = arguments.older_than is not None or arguments.max_size is not None or arguments.unused
-    if bool(arguments.entries) == given:
+    filters = arguments.older_than is not None or arguments.max_size is not None or arguments.unused
+    if bool(arguments.entries) == filters:
         raise UsageError(
-            "name entries, or give filters; not both" if given else "name an entry, or give at least one filter",
+            "name entries, or give filters; not both" if filters else "name an entry, or give at least one filter",
             hint="`pipeline cache ls` names entries; filters: --older-than DAYS, --max-size SIZE, --unused",
         )
-    try:
-        used = used_manifests()
-    except DockerError as error:
-        if arguments.unused:
-            raise
-        if not arguments.entries:
-            log.note(f"{error.message}: age alone decides")
-        used = set()
-    chosen = [(one, "named") for one in _named(arguments.entries)] or select(
-        stored(), older_than=arguments.older_than, max_size=arguments.max_size, unused=arguments.unused, used=used
-    )
+    chosen = [(one, "named") for one in _named(arguments.entries)] or _filtered(arguments)
     for entry, why in chosen:
         print(f"{entry.place.name}  {entry.size} bytes  {why}")
         if not arguments.dry_run:
             remove(entry)
     verb = "would remove" if arguments.dry_run else "removed"
-    log.note(f"{verb} {counted(len(chosen), 'cache')}, {sum(entry.size for entry, _ in chosen)} bytes")
+    count = "1 entry" if len(chosen) == 1 else f"{len(chosen)} entries"
+    log.note(f"{verb} {count}, {sum(entry.size for entry, _ in chosen)} bytes")
     return int(Exit.OK)
 
 
 def _named(names: Sequence[str]) -> list[StoreEntry]:
     """The entries that names, or their beginnings, choose. Raises `UsageError` unless each chooses exactly one."""
-    found = []
+    found: dict[Path, StoreEntry] = {}
     for name in names:
         fits = [entry for entry in stored() if entry.place.name.startswith(name)] if name else []
         if len(fits) != 1:
             what = f"{len(fits)} entries begin with {name!r}" if fits else f"the store has no entry {name!r}"
             raise UsageError(what, hint="`pipeline cache ls` lists them")
-        found += fits
-    return found
+        found[fits[0].place] = fits[0]
+    return list(found.values())
+
+
+def _filtered(arguments: argparse.Namespace) -> list[tuple[StoreEntry, str]]:
+    from pipeline import log
+
+    try:
+        used = used_manifests()
+    except DockerError as error:
+        if arguments.unused:
+            raise
+        log.note(f"{error.message}: age alone decides")
+        used = set()
+    return select(
+        stored(), older_than=arguments.older_than, max_size=arguments.max_size, unused=arguments.unused, used=used
+    )
+
+
+def used_manifests() -> set[str]:
+    """sha256 of the manifests that the images in the Docker Engine were baked from, by their label.
+
+    Raises a `DockerError` where none answers: without one, nothing can be called unused.
+    """
+    from pipeline.daemon import connect, find
+
+    engine = find()
+    if engine is None:
+        raise DockerError("no Docker Engine answers, so that nothing can be called unused", hint="pipeline daemon up")
+    with contextlib.closing(connect(engine)) as client:
+        images = client.images.list(filters={"label": _LABEL})
+        named = [str(image.labels.get(_LABEL, "")) for image in images]
+        return {one for label in named for one in label.split(",") if one}  # an image may have several
+
+
+def select(
+    entries: Sequence[StoreEntry], *, older_than: float | None, max_size: int | None, unused: bool, used: set[str]
+) -> list[tuple[StoreEntry, str]]:
+    """Which entries go and why: too old (days), unused, and then until the rest fits `max_size` bytes.
+
+    To fit a size those go first that no image was baked from (`used`: manifests of images), of each kind the oldest
+    first. What was kept within the last hour counts as used: a build may have yet to make its image.
+    """
+    chosen: list[tuple[StoreEntry, str]] = []
+    rest: list[StoreEntry] = []
+    baked = {entry.place for entry in entries if entry.manifests() & used}
+    in_use = baked | {entry.place for entry in entries if time.time() - entry.kept < _YOUNG}
+    for entry in entries:
+        age = (time.time() - entry.kept) / _DAY
+        if older_than is not None and age > older_than:
+            chosen.append((entry, f"{age:.1f} days old"))
+        elif unused and entry.place not in in_use:
+            chosen.append((entry, "no image was baked from it"))
+        else:
+            rest.append(entry)
+    if max_size is not None:
+        left = sum(entry.size for entry in rest)
+        for entry in sorted(rest, key=lambda one: one.place in in_use):
+            if left <= max_size:
+                break
+            chosen.append((entry, f"the store has {left} bytes, more than {max_size}"))
+            left -= entry.size
+    return [(entry, f"{why}; an image has it" if entry.place in baked else why) for entry, why in chosen]
+
+
+def remove(entry: StoreEntry) -> None:
+    """Remove an entry: out of sight by one rename first, so that nobody finds half of it."""
+    with scratch(entry.place.parent, _REMOVING) as folder:
+        aside = folder / "entry"
+        with contextlib.suppress(FileNotFoundError):  # another removal was faster
+            entry.place.rename(aside)
+            shutil.rmtree(aside)
