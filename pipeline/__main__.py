@@ -114,12 +114,15 @@ def _refuse_unknown(words: Sequence[str]) -> None:
 
 
 def _run(words: Sequence[str]) -> int:
+    cut = words.index("--") if "--" in words else len(words)
+    words, rest = words[:cut], words[cut + 1 :]
     if "--print-completion" not in words[:1]:
         _refuse_unknown(words)
     arguments, unknown = parser_for(words).parse_known_args(words)
     parser: Parser = arguments.parser
-    if unknown:
-        parser.refuse(unknown)
+    if unknown or (rest and not hasattr(arguments, "rest")):
+        parser.refuse(unknown or rest)
+    arguments.rest = rest  # what stands behind `--`: words of another program
     log.set_level(getattr(arguments, "verbosity", log.NORMAL))
     if getattr(arguments, "print_completion", None):
         import shtab

@@ -50,6 +50,11 @@ COMMANDS: Mapping[str, Command | Group] = {
         "tune into the host's store, without an image",
         ("tiny", "llama-3.1-8b --tp 2 --strategy sharded"),
     ),
+    "warm-up": Command(
+        "warm_up",
+        "let a server start for the first time here, in a container that a cluster started",
+        ("./config.json --in-place out --server vllm --server-args '--model /mnt/models --max-model-len 8192'",),
+    ),
     "verify": Command(
         "verify",
         "check a finished image: nothing is tuned again",
@@ -58,7 +63,12 @@ COMMANDS: Mapping[str, Command | Group] = {
     "explain": Command(
         "explain",
         "say whether a cache would be used here, and if not, why",
-        ("tuned/tiny:1", "tuned/tiny:1 --live", "autotune_configs.json --env record.json"),
+        (
+            "tuned/tiny:1",
+            "tuned/tiny:1 --live",
+            "autotune_configs.json --env record.json",
+            "vllm/llama:1 -e HF_HUB_OFFLINE=0 -- --model /mnt/models --max-num-seqs 256",
+        ),
     ),
     "cache": Group(
         "list, compare, merge, move and remove tuned caches",

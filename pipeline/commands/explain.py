@@ -38,6 +38,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--live", action="store_true", help="compare with the record that a container of IMAGE reads")
     parser.add_argument("--startup-max-wait", type=seconds, default=1200, metavar="S", help="bound of --live, in s")
+    parser.add_argument(
+        "-e",
+        dest="environment",
+        action="append",
+        default=[],
+        metavar="N=V",
+        help="a variable that a server will have; its arguments follow `--`",
+    )
+    parser.set_defaults(rest=())
     parser.add_argument("--json", action="store_true", help="as JSON on stdout")
 
 
@@ -52,6 +61,10 @@ def execute(arguments: argparse.Namespace) -> int:
     location = locate(arguments.target)
     if arguments.live and location.kind != "image":
         raise UsageError(f"--live needs an IMAGE, not a {location.kind}", hint="or give the record with --env")
+    if arguments.rest or arguments.environment:
+        if location.kind != "image":
+            raise UsageError(f"a server's arguments need an IMAGE, not a {location.kind}", hint="pull it first")
+        return _explain_server(arguments)
     if location.kind == "path":
         found = _explain_path(location.path, environment)
     elif location.kind == "image":
@@ -68,6 +81,26 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(found.lines()))
     return int(Exit.OK if found.verdict == "ok" else Exit.CACHE)
+
+
+def _explain_server(arguments: argparse.Namespace) -> int:
+    """Compare a deployment's words with those that were baked; 0 where nothing that counts differs."""
+    import shlex
+
+    from pipeline.commands.locations import image_in_engine
+    from pipeline.servers.explain import explain, report
+    from pipeline.servers.producer import manifest_in
+    from pipeline.servers.words import variables
+
+    environment = variables(shlex.join(arguments.environment))
+    with image_in_engine(arguments.target) as (client, image):
+        told, _ = manifest_in(client, str(image.id))
+    found = explain(told, arguments.rest, environment)
+    if arguments.json:
+        print(json.dumps([{"name": d.name, "now": d.now, "baked": d.baked, "certain": d.certain} for d in found]))
+    else:
+        print("\n".join(report(told, found)))
+    return int(Exit.CACHE if any(one.certain for one in found) else Exit.OK)
 
 
 def _explain_path(path: Path, environment: Environment | None) -> Explanation:

@@ -1,0 +1,403 @@
+"""Servers without a server: words, kinds, logs, judging, collecting, explaining, and starts of a stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.contract.errors import CacheRefused, UsageError
+from pipeline.servers import collect, explain, judge, kinds, manifest, model, phases, watch, words
+from pipeline.servers.judge import Summary
+from pipeline.servers.known import adapter_of
+from pipeline.servers.manifest import ServerManifest
+from pipeline.servers.starts import PORT, Spec, Start
+
+VLLM = adapter_of("vllm")
+# Lines as vLLM 0.26 prints them on one GPU (times in seconds from the process's start).
+COLD = [
+    (12.5, "(APIServer pid=7) INFO 11-30 10:00:12 [utils.py:233] non-default args: {'model': '/mnt/models'}"),
+    (26.4, "(APIServer pid=7) INFO 11-30 10:00:26 [model.py:555] Resolved architecture: LlamaForCausalLM"),
+    (31.0, "(EngineCore_DP0 pid=9) INFO 11-30 10:00:31 [core.py:101] Initializing a V1 LLM engine (v0.26.0) with config"),
+    (34.0, "(Worker_TP0 pid=10) INFO 11-30 10:00:34 [gpu_model_runner.py:1] Model loading took 15.0 GiB and 2.8 seconds"),
+    (40.0, "(Worker_TP0 pid=10) INFO 11-30 10:00:40 [backends.py:1] Compiling a graph for compile range (1, 8192) takes 9 s"),
+    (50.0, "(Worker_TP0 pid=10) INFO 11-30 10:00:50 [monitor.py:1] torch.compile takes 15.31 s in total"),
+    (54.0, "(Worker_TP0 pid=10) INFO 11-30 10:00:54 [model_runner.py:1] Graph capturing finished in 3 secs, took 1 GiB"),
+    (120.0, "(EngineCore_DP0 pid=9) INFO 11-30 10:02:00 [core.py:2] init engine (profile, create kv cache, warmup model)"
+     " took 86 s"),
+]  # fmt: skip
+WARM = [
+    *COLD[:4],
+    (
+        36.0,
+        "(Worker_TP0 pid=10) INFO 11-30 10:00:36 [backends.py:2] Directly load the compiled graph(s) from the cache",
+    ),
+]
+COMPILED = "/opt/warm/vllm/torch_compile_cache/ab12/rank_0_0/backbone"
+
+
+def vllm(arguments: str = "--model /mnt/models", environment: str = "") -> words.Words:
+    return words.parse("vllm", arguments, environment)
+
+
+def told(**changes) -> ServerManifest:
+    base = ServerManifest(
+        "vllm", ("--model", "/mnt/models", "--max-num-seqs", "128"), {"VLLM_X": "1"}, (), {}, {"vllm": "0.26.0"},
+        ("VLLM_API_KEY", "VLLM_X"), "NVIDIA H200", Summary(126.9), Summary(35.5), {"torch-compile": 1},
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+# words
+
+
+@pytest.mark.parametrize(
+    ("server", "arguments", "found", "ranks"),
+    [
+        ("vllm", "/mnt/models --tensor-parallel-size 2 --data_parallel_size=2", "/mnt/models", 4),
+        ("vllm", "--model meta-llama/Llama-3.1-8B -tp 2", "meta-llama/Llama-3.1-8B", 2),
+        ("sglang", "--model-path /mnt/models/ --tp 4 --dp 4 --enable-dp-attention", "/mnt/models/", 4),
+    ],
+)
+def test_words_keep_the_spelling_of_the_model(server, arguments, found, ranks) -> None:
+    said = words.parse(server, arguments, "")
+    assert (said.model, said.ranks) == (found, ranks)
+
+
+@pytest.mark.parametrize(
+    ("server", "arguments", "environment", "message"),
+    [
+        ("tgi", "--model /m", "", "no server"),
+        ("vllm", "", "", "name no model"),
+        ("vllm", "--model ./here", "", "neither an absolute path nor a hub id"),
+        ("vllm", "--model /mnt/../etc", "", r"\.\."),
+        ("vllm", "--model '/mnt", "", "cannot be split"),
+        ("vllm", "--model /m --config x.yaml", "", "--config"),
+        ("vllm", "--model /m --tensor-parallel-size many", "", "no number of ranks"),
+        ("vllm", "--model /m", "1X=2", "NAME=VALUE"),
+    ],
+)
+def test_words_that_make_no_start_are_refused(server, arguments, environment, message) -> None:
+    with pytest.raises(UsageError, match=message):
+        words.parse(server, arguments, environment)
+
+
+def test_secrets_are_used_and_never_recorded() -> None:
+    said = vllm("--model /m --api-key abcdef --hf-token=ghijkl --max-num-batched-tokens 8192",
+                "VLLM_API_KEY=mnopqr HF_TOKEN=stuvwx VLLM_MAX_TOKENS=1")  # fmt: skip
+    assert set(said.secret_values()) == {"abcdef", "ghijkl", "mnopqr", "stuvwx"}
+    assert said.recorded()[2:5] == ("--api-key", "***", "--hf-token=***")
+    assert said.recorded()[-1] == "8192"
+    assert dict(said.environment) == {"VLLM_MAX_TOKENS": "1"}
+
+
+def test_the_command_is_as_in_production_but_for_address_weights_and_secrets() -> None:
+    command = VLLM.command(vllm("--model /m/ --port 80 --host=0.0.0.0 --api-key abcdef --max-model-len 8192"))
+    assert command[:6] == ("vllm", "serve", "--model", "/m/", "--max-model-len", "8192")
+    assert "abcdef" not in command
+    assert command[-3:] == ("--load-format", "dummy", "--skip-tokenizer-init")
+
+
+# kinds
+
+
+def test_kinds_are_told_by_their_place() -> None:
+    files = {
+        COMPILED: 3,
+        "/opt/warm/triton/ab/k.cubin": 4,
+        "/opt/warm/triton/ab/k.lock": 0,
+        "/opt/warm/inductor/locks/x": 0,
+        "/usr/lib/python3/dist-packages/a/__pycache__/b.cpython-312.pyc": 5,
+        "/root/.netrc": 6,
+        "/opt/warm/vllm/unheard-of/x": 7,
+    }
+    found, others = kinds.sort(files)
+    assert {(one.kind, one.path, one.bytes) for one in found} == {
+        ("torch-compile", "/opt/warm/vllm/torch_compile_cache", 3),
+        ("triton", "/opt/warm/triton", 4),
+        (kinds.BYTECODE, "/usr/lib/python3/dist-packages", 5),
+    }
+    assert set(others) == {"/root/.netrc", "/opt/warm/vllm/unheard-of/x"}
+    assert kinds.count(files) == {"torch-compile": 1, "triton": 1}
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_every_variable_that_places_a_cache_points_below_the_root(name) -> None:
+    placed = adapter_of(name).environment(kinds.ROOT)
+    for variable, value in placed.items():
+        assert value == "1" or value.startswith(kinds.ROOT + "/"), variable
+
+
+# phases
+
+
+def test_seconds_by_phase_and_ranks_of_a_log() -> None:
+    start = Start("ready", ready=126.9, lines=COLD, answers=[0.5, 0.1, 6.0])
+    spent = phases.seconds_by_phase(VLLM, start)
+    assert spent["import"] == 12.5
+    assert spent["inspect the model"] == 13.9
+    assert spent["of it torch.compile"] == 15.31
+    assert spent["of it graph capture"] == 3.0
+    assert spent["serve"] == pytest.approx(6.9)
+    assert spent["sampled request"] == 6.0
+    assert phases.events(VLLM, start) == {("torch-compile", "made"): {"Worker_TP0": 1}}
+
+
+def test_the_telling_line_of_a_failed_start() -> None:
+    lines = [
+        "(EngineCore_DP0 pid=9) ERROR 11-30 10:00:00 [core.py:1] EngineCore failed to start.",
+        "(EngineCore_DP0 pid=9) ERROR 11-30 10:00:00 [core.py:1] PermissionError: [Errno 13] '/opt/warm/x.tmp'",
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+    ]
+    assert phases.why(lines) == "PermissionError: [Errno 13] '/opt/warm/x.tmp'"
+    assert "unrecognized" in phases.why(["usage: vllm", "vllm: error: unrecognized arguments: --max-modle-len"])
+
+
+# judging
+
+
+def reference() -> Summary:
+    return Summary.of(VLLM, Start("ready", ready=35.5, lines=WARM))
+
+
+def test_a_baked_start_that_writes_nothing_is_a_hit() -> None:
+    start = Start("ready", ready=36.0, lines=WARM)
+    assert judge.findings(["torch-compile"], reference(), start, VLLM) == ()
+    assert [one.result for one in judge.by_kind(["torch-compile"], reference(), reference())] == ["hit"]
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (Start("ready", lines=WARM, new={COMPILED: 1}), "torch-compile missed: 1 new files"),
+        (Start("ready", lines=WARM, changed={COMPILED: 1}), "torch-compile rebuilt"),
+        (Start("ready", lines=COLD), "torch-compile missed: its log shows no hit (Worker_TP0)"),
+        (Start("ready", lines=WARM, compilers={"cicc": 2}), "compilers ran"),
+        (Start("died", message="it ended with exit code 1", lines=[(1.0, "ValueError: no")]), "ValueError: no"),
+    ],
+)
+def test_what_a_baked_start_does_again_is_named(start, message) -> None:
+    assert message in " ".join(judge.findings(["torch-compile"], reference(), start, VLLM))
+
+
+def test_what_the_last_warm_start_did_too_is_no_finding() -> None:
+    growing = replace(reference(), new={"torch-compile": 1}, compilers={"ptxas": 1})
+    start = Start("ready", lines=WARM, new={COMPILED: 1}, compilers={"ptxas": 1})
+    assert judge.findings(["torch-compile"], growing, start, VLLM) == ()
+
+
+def test_one_rank_that_misses_is_a_finding() -> None:
+    both = [*WARM, (36.5, WARM[-1][1].replace("TP0 pid=10", "TP1 pid=11"))]
+    found = judge.findings(
+        ["torch-compile"], Summary.of(VLLM, Start("ready", lines=both)), Start("ready", lines=WARM), VLLM
+    )
+    assert "Worker_TP1" in found[0]
+
+
+# collecting
+
+
+@pytest.fixture
+def packed(tmp_path):
+    """Caches of a server below a root of their own, packed."""
+    root = tmp_path / "warm"
+    name = f"{root}/flashinfer/.cache/flashinfer/0.6.14/90a/cached_ops/sampling/sampling"
+    for path, text in {
+        f"{root}/vllm/torch_compile_cache/a/x": "graph",
+        f"{root}/triton/a/k.lock": "",
+        f"{name}.so": "module",
+        f"{name}.cuda.o": "object",
+    }.items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text)
+    new = {str(path): path.stat().st_size for path in root.rglob("*") if path.is_file()}
+    aot = tmp_path / "package" / "data" / "aot"
+    start = Start("ready", new=new)
+
+    def pack() -> tuple[Path, list[str]]:
+        return tmp_path / "pack.tar", collect.pack([start], {"aot": str(aot)}, tmp_path / "pack.tar", root=str(root))
+
+    return pack, start, root, aot
+
+
+def test_modules_go_where_flashinfer_looks_for_those_built_ahead_of_time(packed, tmp_path) -> None:
+    pack, start, root, aot = packed
+    file, notes = pack()
+    laid = collect.lay(file, tmp_path / "root", [start], (), top=str(root))
+    assert notes == []
+    assert dict(laid.places) == {
+        ("torch-compile", f"{root}/vllm/torch_compile_cache"): 5,
+        ("flashinfer-modules", str(aot)): 6,
+    }
+    assert (tmp_path / "root" / f"{aot}/sampling/sampling.so".lstrip("/")).read_text() == "module"
+    cache = tmp_path / "root" / f"{root}/vllm/torch_compile_cache/a".lstrip("/")
+    assert oct(cache.stat().st_mode & 0o777) == "0o777"
+    assert oct((cache / "x").stat().st_mode & 0o777) == "0o666"
+
+
+def test_a_module_that_the_base_brings_is_not_replaced(packed, tmp_path) -> None:
+    pack, _, _, aot = packed
+    (aot / "sampling").mkdir(parents=True)
+    (aot / "sampling" / "sampling.so").write_text("the base's own")
+    file, notes = pack()
+    assert "sampling" in notes[0]
+    with tarfile.open(file) as stream:
+        assert not any("sampling" in name for name in stream.getnames())
+
+
+def test_a_secret_that_the_server_wrote_down_is_refused(packed, tmp_path) -> None:
+    pack, start, root, _ = packed
+    with pytest.raises(CacheRefused, match="secret") as caught:
+        collect.lay(pack()[0], tmp_path / "root", [start], ("graph",), top=str(root))
+    assert "graph" not in caught.value.message + caught.value.hint
+    assert "torch_compile_cache/a/x" in caught.value.details[0]
+
+
+# the manifest and explain
+
+
+def test_the_manifest_survives_json() -> None:
+    one = told(warm=reference())
+    assert ServerManifest.read(json.dumps(one.to_json())) == one
+    with pytest.raises(CacheRefused):
+        ServerManifest.read("{}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        ("--model /mnt/models --max-num-seqs 256", {}, "max_num_seqs 256, baked with 128"),
+        ("/mnt/models/ --max-num-seqs 128", {}, "its spelling enters the hash"),
+        ("--model /mnt/models", {}, "max_num_seqs not given, baked with 128"),
+        ("--model /mnt/models --max-num-seqs 128", {"VLLM_API_KEY": "s3cret"}, "VLLM_API_KEY ***, baked without it"),
+        ("--model /mnt/models --max-num-seqs 128", {"TRITON_CACHE_DIR": "/tmp/t"}, "it places a cache"),
+        ("--model /mnt/models --max-num-seqs 128", {"HF_HUB_OFFLINE": "0"}, "online"),
+    ],
+)
+def test_explain_names_what_differs(arguments, environment, message) -> None:
+    found = explain.explain(told(), arguments.split(), environment)
+    assert message in str(found[0])
+    assert "s3cret" not in str(found)
+
+
+def test_explain_is_silent_where_nothing_of_the_key_differs() -> None:
+    said = ["/mnt/models", "--max-num-seqs=128", "--port", "80", "--served-model-name", "x", "--seed", "3"]
+    assert explain.explain(told(), said, {"VLLM_PORT": "1", "VLLM_X": "1"}) == ()
+
+
+# the model's files
+
+
+def test_config_goes_to_the_models_path_or_into_a_hub_cache() -> None:
+    files = model.config_files("tiny", Path(model.__file__).parent.parent / "models")
+    assert json.loads(files["config.json"])["architectures"] == ["LlamaForCausalLM"]
+    assert set(model.laid(vllm("--model /mnt/models/"), files, "/hf")) == {"/mnt/models/config.json"}
+    commit = "0a" * 20
+    found = model.laid(vllm(f"--model org/m --revision {commit}"), files, "/hf")
+    assert f"/hf/hub/models--org--m/snapshots/{commit}/config.json" in found
+    with pytest.raises(UsageError, match="commit"):
+        model.laid(vllm("--model org/m"), files, "/hf")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "\xff"])
+def test_a_config_that_is_none_is_refused(tmp_path, text) -> None:
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError, match=r"config\.json"):
+        model.config_files(str(tmp_path), tmp_path)
+
+
+# starts of a stand-in, watched
+
+
+SERVER = """
+import http.server, json, os, sys, time, ctypes
+root, mode = sys.argv[1], sys.argv[2]
+print("starting up", flush=True)
+if mode == "dies":
+    print("ValueError: the model does not fit", flush=True); sys.exit(3)
+if mode == "hangs":
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(15, b"VLLM::Worker_TP1", 0, 0, 0)
+        os.kill(os.getpid(), 19)
+    time.sleep(600)
+os.makedirs(root + "/triton", exist_ok=True)
+name = root + "/triton/" + (str(len(os.listdir(root + "/triton"))) if mode == "grows" else "kernel")
+open(name, "w").write("x")
+class H(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def do_POST(self):
+        self.send_response(500 if mode == "refuses" else 200); self.end_headers()
+    def log_message(self, *a): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[3])), H).serve_forever()
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Starts of a stand-in with a file system of its own."""
+    root = tmp_path / "warm"
+    root.mkdir()
+    monkeypatch.setattr(kinds, "ROOT", str(root))
+    for function in (kinds.count, kinds.passing, kinds.kind_of, kinds.place_of):
+        monkeypatch.setattr(function, "__defaults__", (str(root),))
+    monkeypatch.setattr(watch, "_SKIPPED", frozenset())
+    real = watch.files_of
+    monkeypatch.setattr(watch, "files_of", lambda _: real(str(root)))
+
+    def start(mode: str, **changes) -> list[Start]:
+        command = (sys.executable, "-c", SERVER, str(root), mode, PORT)
+        spec = Spec(command, requests=((("v1/completions", {"n": 1}),),), root=str(root), **{"ready": 30.0, **changes})
+        return watch.watch(spec, tmp_path)[0]
+
+    return start
+
+
+def test_starts_end_when_one_writes_nothing_new(stand_in) -> None:
+    starts = stand_in("well", most=3)
+    assert [one.outcome for one in starts] == ["ready", "ready"]
+    assert len(starts[0].new) == 1
+    assert not starts[1].new
+    assert starts[0].lines[0][1] == "starting up"
+    assert len(starts[0].answers) == 1
+
+
+def test_a_cache_that_grows_is_started_no_more_than_asked(stand_in) -> None:
+    from pipeline.servers.producer import _growing
+
+    starts = stand_in("grows", most=3)
+    assert len(starts) == 3
+    assert "triton grows with every start" in _growing(tuple(starts))[0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "outcome", "message"),
+    [
+        ("dies", "died", "exit code 3"),
+        ("hangs", "timeout", "VLLM::Worker_TP was stopped"),
+        ("refuses", "refused", "500"),
+    ],
+)
+def test_a_start_that_fails_is_named(stand_in, mode, outcome, message) -> None:
+    (start,) = stand_in(mode, ready=2.0 if mode == "hangs" else 30.0)
+    assert start.outcome == outcome
+    assert message in start.message
+    assert watch._below(os.getpid()) == []
+
+
+def test_a_server_that_is_not_there(tmp_path) -> None:
+    spec = tmp_path / "spec.json"
+    value = {"command": ["no-such-server"], "environment": {}, "health": "", "requests": [], "token": "", "ready": 1.0,
+             "answer": 1.0, "most": 1, "root": "/opt/warm", "pack": False, "facts": []}  # fmt: skip
+    spec.write_text(json.dumps(value))
+    watch.main([str(spec), str(tmp_path / "result.json")])
+    assert "no-such-server" in json.loads((tmp_path / "result.json").read_text())["missing"]
+
+
+def test_the_manifest_lies_outside_of_the_caches_root() -> None:
+    assert not manifest.FILE.startswith(kinds.ROOT + "/")
