@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.__main__ import main
-from pipeline.cache.advice import FIELDS, advise
-from pipeline.cache.environment import Environment, EnvironmentInvalid, parse_cpu, parse_environment
+from pipeline.cache.advice import advise
+from pipeline.cache.environment import Environment, EnvironmentInvalid, parse_environment
 from pipeline.cache.explain import explain_file, explain_tree
 from pipeline.cache.judge import Field
 from pipeline.cache.otherkeys import other_keys
 from pipeline.cache.tree import walk
-from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import DockerError
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 
@@ -94,10 +90,6 @@ def test_a_misfit_says_why_what_to_do_and_what_it_costs(capsys, record):
 def test_the_knowledge_table(field, why, remedy):
     found = advise(field)
     assert why in found.why and remedy in found.remedy
-
-
-def test_every_field_of_flashinfers_record_is_known():
-    assert set(samples.H200) <= set(FIELDS)
 
 
 def test_environment_files_of_every_kind(tmp_path):
@@ -196,12 +188,6 @@ def test_damage_refuses_even_where_another_key_fits(capsys, tmp_path):
     assert code == 7 and "sha256" in json.loads(out)["because"]
 
 
-def test_links_refuse(capsys, tmp_path):
-    samples.write(tmp_path / "r", "NVIDIA H200")
-    (tmp_path / "r" / "link").symlink_to("/etc")
-    assert run(capsys, tmp_path / "r")[0] == 7
-
-
 def test_an_empty_directory_holds_no_cache(capsys, tmp_path):
     code, out, _ = run(capsys, tmp_path, "--json")
     assert (code, json.loads(out)["because"]) == (7, "no cache")
@@ -283,16 +269,6 @@ def test_wildcards_are_noted():
     assert found.verdict == "ok" and "cudnn_version" in found.answers[0].notes[0]
 
 
-def test_the_processor_is_parsed_on_both_machines():
-    intel = (
-        "processor\t: 0\nmodel name\t: A  CPU\nflags\t\t: b a b\n\nprocessor\t: 1\nmodel name\t: Other\nflags\t: z\n"
-    )
-    assert parse_cpu(intel) == {"model": "A  CPU", "flags": sha256_bytes(b"a b")}
-    arm = "processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\nCPU variant\t: 0x1\n"
-    assert parse_cpu(arm)["model"] == "CPU implementer 0x41, CPU part 0xd40, CPU variant 0x1"
-    assert parse_cpu("") == {}
-
-
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300))
 def test_any_bytes_are_explained_without_a_traceback(capsys, tmp_path, data):
@@ -314,42 +290,3 @@ def test_any_damage_to_a_baked_key_is_explained_without_a_traceback(capsys, tmp_
     path.write_bytes(whole[:at] + data.draw(st.binary(max_size=6)) + whole[at + data.draw(st.integers(0, 60)) :])
     assert run(capsys, root, "--json")[0] in (0, 7)
     assert run(capsys, root)[0] in (0, 7)
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.recursive(st.none() | st.integers() | st.text(max_size=4), lambda i: st.lists(i, max_size=3) |
-                    st.dictionaries(st.text(max_size=4), i, max_size=3), max_leaves=6), st.data())  # fmt: skip
-def test_any_value_anywhere_in_a_manifest_is_explained(capsys, tmp_path_factory, value, data):
-    root = tmp_path_factory.mktemp("fuzz")
-    path = samples.write(root) / MANIFEST_FILE
-    manifest = json.loads(path.read_text())
-    name = data.draw(st.sampled_from(sorted(manifest)))
-    inner = manifest[name]
-    if isinstance(inner, list) and inner and isinstance(inner[0], dict):
-        inner = inner[0]
-    if isinstance(inner, dict) and inner and data.draw(st.booleans()):
-        inner[data.draw(st.sampled_from(sorted(inner)))] = value
-    else:
-        manifest[name] = value
-    path.write_text(json.dumps(manifest))
-    assert run(capsys, root, "--json")[0] in (0, 7)
-
-
-def test_ten_thousand_entries_take_no_time_worth_naming(tmp_path):
-    real = json.loads((CASES / "h200_two_tunes_a.json").read_text())
-    entries = {k: v for k, v in real.items() if k != "_metadata"}
-    many = {k.replace("(1, ", f"({i + 9}, ", 1) + " " * i: v for i in range(60) for k, v in entries.items()}
-    path = tmp_path / "many.json"
-    path.write_text(json.dumps({"_metadata": real["_metadata"], **many}, indent=2))
-    assert len(many) > 10_000
-    env = tmp_path / "env.json"
-    env.write_text(json.dumps({**real["_metadata"], "gpu": "NVIDIA H100"}))
-    command = [sys.executable, "-m", "pipeline", "explain", str(path), "--env", str(env)]
-    took = []
-    for _ in range(3):
-        began = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        ended = resource.getrusage(resource.RUSAGE_CHILDREN)  # of processors, which others may want too
-        took.append(ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime)
-        assert done.returncode == 7, done.stderr
-    assert min(took) < 10.0, took  # the benchmark has the figure, of 0.5 s; this is what a slow processor may take

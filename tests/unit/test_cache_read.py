@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,6 @@ from pipeline.cache.judge import judge_source
 from pipeline.cache.read import CacheUnsound, inspect_cache, read_cache
 from pipeline.contract import strictjson
 from pipeline.contract.errors import CacheRefused
-from pipeline.contract.text import shown
 
 CASES = Path(__file__).parents[1] / "cases" / "caches"
 EXPECTED = json.loads((CASES / "expected.json").read_text())
@@ -30,15 +28,6 @@ KEY = "('bf16_gemm', 'R', ((16, 8), (8, 8)), ())"
 
 def file_of(**top):
     return json.dumps({"_metadata": HERE, KEY: ["R", 3], **top}).encode()
-
-
-@pytest.mark.parametrize("name", sorted(set(EXPECTED) - {"_environment"}))
-def test_every_case_is_answered_as_expected(name):
-    expected = {k: v for k, v in EXPECTED[name].items() if k not in ("note", "metadata")}
-    answer = judge_source(CASES / f"{name}.json", EXPECTED[name].get("metadata", HERE)).to_json()
-    assert list(answer) == ["verdict", "because", "kind", "entries", "fields"]
-    assert {k: answer[k] for k in expected} == expected
-    assert (answer["verdict"] == "ok") == (answer["because"] == "")
 
 
 def test_all_case_files_have_an_answer():
@@ -138,15 +127,6 @@ def test_without_an_environment_only_the_file_is_judged():
     assert (answer.verdict, answer.compared) == ("ok", False)
 
 
-def test_a_file_of_a_gigabyte_is_refused_before_it_is_read(tmp_path):
-    big = tmp_path / "big.json"
-    with big.open("wb") as stream:
-        stream.truncate(1 << 30)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert judge_source(big, HERE).because == strictjson.TOO_LARGE
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 10  # KiB
-
-
 def test_findings_of_one_cause_are_kept_to_a_thousand_and_counted():
     data = '{"_metadata": {}, "n": [' + "NaN," * 1500 + '0], "t": 0,' + '"t": 0,' * 2000 + '"x": 0}'
     found = inspect_cache((data[:-1] + "".join(f', "b{i}": 0' for i in range(3000)) + "}").encode()).findings
@@ -205,15 +185,6 @@ _json = st.recursive(
     max_leaves=12,
 )
 _names = st.sampled_from(["_metadata", "_records", "_generation", KEY, "x"]) | st.text(max_size=8)
-
-
-@settings(max_examples=120, deadline=None)
-@given(st.binary(max_size=200))
-def test_any_bytes_are_answered(data):
-    answer = judge_source(data, HERE)
-    json.dumps(answer.to_json()).encode("ascii")
-    for found in answer.findings:
-        str(found).encode("utf-8")
 
 
 @settings(max_examples=150, deadline=None)
@@ -290,8 +261,3 @@ def test_keys_survive_the_round_trip_where_python_spells_them_plainly(op, runner
         abs(e) < 1 << 59 for e in extras if type(e) is int
     ):
         assert parts == EntryKey(op, runner, shapes, extras)
-
-
-def test_foreign_text_is_shown_safely():
-    assert shown("a\x1b[31m\n\ud800" + "b" * 500, 30).isprintable()
-    assert len(shown("b" * 500, 30)) == 30

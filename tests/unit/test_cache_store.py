@@ -16,7 +16,6 @@ import pytest
 from pipeline.cache.store import check_root
 from pipeline.cache.tree import find_keys, walk
 from pipeline.contract.digest import sha256_bytes
-from pipeline.contract.manifest import Covered, FileFacts
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 from pipeline.contract.plan import Plan
 from pipeline.contract.strictjson import FileMissing
@@ -267,14 +266,3 @@ def test_ranks_on_different_gpus_are_found(tmp_path):
 def test_a_gpu_record_without_the_gpu_is_found(tmp_path):
     samples.write(tmp_path, "unknown")
     assert any("does not name the GPU" in line for line in found(tmp_path))
-
-
-def test_legacy_cudnn_plans_are_found(tmp_path):
-    made, _ = samples.manifest()
-    key = samples.entry_key(1, runner="CudnnFp8GemmRunner")
-    data = json.dumps({"_metadata": samples.CPU, key: ["CudnnFp8GemmRunner", 3]}).encode()
-    row = Covered("qkv", 1, key, "CudnnFp8GemmRunner", 3, 2)
-    files = {CACHE_FILE: FileFacts(len(data), sha256_bytes(data))}
-    path = samples.write(tmp_path, covered=(row, *made.covered[1:]), files=files)
-    (path / CACHE_FILE).write_bytes(data)
-    assert any("drops CudnnFp8GemmRunner with an integer plan" in line for line in found(tmp_path))
