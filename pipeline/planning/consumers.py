@@ -131,7 +131,7 @@ def _format(op: OpPlan) -> str:
 def lookups(op: OpPlan, sm: int, version: str) -> dict[str, Lookup]:
     """Server → whether it looks the entries of this op up on a GPU of compute capability `sm`, times ten."""
     if op.op == "cpu_mm":
-        none = _no("cpu_mm is this project's own op, for machines without a GPU")
+        none = _no("cpu_mm is this project's own op, for machines without a GPU: --arch h200 plans for a GPU")
         return {VLLM: none, SGLANG: none}
     if sm < HOPPER:
         return {VLLM: _OLD, SGLANG: _OLD}

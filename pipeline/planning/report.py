@@ -38,7 +38,17 @@ def _gains(plan: Plan, model: str) -> tuple[list[str], list[str]]:
             f"For a server's cold start: {server_command(model)}"
         )
         return [first, *(f"  {reason}" for reason in reasons), ""], []
-    return [], list(summary(plan, Target(plan.device, plan.arch).sm))
+    return [], [*summary(plan, Target(plan.device, plan.arch).sm), _start(plan, model)]
+
+
+def _start(plan: Plan, model: str) -> str:
+    """What of a server's first start these entries replace, and what they do not."""
+    names = ", ".join(op.name for op in plan.ops if not op.unserved)
+    return (
+        f"of a server's cold start this replaces the tuning of {names} alone: not torch.compile, Triton kernels and "
+        f"modules that are compiled at the start, which {server_command(model)} bakes as well; and neither replaces "
+        "loading weights and capturing CUDA graphs"
+    )
 
 
 def describe(plan: Plan, model: str = "") -> str:

@@ -215,7 +215,11 @@ NONE = "NO SERVER GAINS BY THIS PLAN"
         ("Llama-3.1-8B", "100a", "runs unquantized products through torch"),
         ("DeepSeek-V3", "90a", "runs unquantized products through torch"),
         ("Llama-3.3-70B-FP8", "89", "loads no tuned file below compute capability 9.0"),
-        ("tiny", "cpu-x86_64", "cpu_mm is this project's own op, for machines without a GPU"),
+        (
+            "tiny",
+            "cpu-x86_64",
+            "cpu_mm is this project's own op, for machines without a GPU: --arch h200 plans for a GPU",
+        ),
     ],
 )
 def test_a_plan_that_no_server_gains_by_says_so_in_its_first_line(model, arch, reason):
@@ -234,6 +238,8 @@ def test_a_plan_that_a_server_gains_by_says_which_of_its_ops(tmp_path):
     assert NONE not in text
     assert f"looked up by {VLLM}: none\nlooked up by {SGLANG}: qkv, o, gate_up, down\n" in text
     assert "lm_head: no server looks these up" in text
+    start = next(line for line in text.splitlines() if line.startswith("of a server's cold start"))
+    assert "the tuning of qkv, o, gate_up, down alone" in start and "--server vllm` (" in start
     told = {op["name"]: op for op in plan.to_json()["ops"]}
     assert told["lm_head"]["unserved"] and "unserved" not in told["qkv"]
 
