@@ -11,7 +11,7 @@ PYTEST = $(VENV)/bin/python -m pytest -q
 TUNE_TESTS = PIPELINE_TUNE_PYTHON=$(CURDIR)/$(TUNE_VENV)/bin/python PIPELINE_TUNE_OTHER=$(CURDIR)/$(TUNE_VENV)/other
 
 # Values reach the commands through the environment, never through the text of a recipe: no shell reads them.
-export MODEL TP EP PP DP DEVICE ARCH MAX_TOKENS BUCKETS OPS SKIP_OPS BACKENDS BASE_IMAGE IMAGE PREVIOUS TIMEOUT STORE TUNE_IN CACHE GPUS STRATEGY JUDGE JUDGE_BUDGET JURORS ENGINE ENGINE_ARGS ENGINE_ENV REGISTRY MATRIX TAG MOVE_TAG VERDICT KEY OUT OCI DIR
+export MODEL TP EP PP DP DEVICE ARCH MAX_TOKENS BUCKETS OPS SKIP_OPS BACKENDS BASE_IMAGE IMAGE PREVIOUS TIMEOUT STORE TUNE_IN CACHE GPUS STRATEGY JUDGE JUDGE_BUDGET JURORS ENGINE ENGINE_ARGS ENGINE_ENV REGISTRY MATRIX TAG FLOATING_TAG VERDICT KEY CELL OUT OCI DIR
 
 # An option is handed on only when its variable is set; a switch is off for 0, no, false and off.
 on = $(filter-out 0 no false off,$(1))
@@ -28,7 +28,7 @@ TUNE_OPTIONS = $(PLAN_OPTIONS) $(if $(BASE_IMAGE),--base-image "$$BASE_IMAGE") $
   $(if $(filter 0 no false off,$(BAKE_JIT)),--no-bake-jit) $(if $(call on,$(REQUIRE_IDLE)),--require-idle) \
   $(if $(call on,$(ACCEPT_BASE_VERSIONS)),--accept-base-versions)
 RELEASE_OPTIONS = $(if $(REGISTRY),--registry "$$REGISTRY") $(if $(MATRIX),--matrix "$$MATRIX") $(if $(TAG),--tag "$$TAG") \
-  $(if $(MOVE_TAG),--move-tag "$$MOVE_TAG") $(if $(VERDICT),--verdict "$$VERDICT") $(if $(KEY),--sign "$$KEY") \
+  $(if $(FLOATING_TAG),--floating-tag "$$FLOATING_TAG") $(if $(CELL),--cell "$$CELL") $(if $(VERDICT),--verdict "$$VERDICT") $(if $(KEY),--sign "$$KEY") \
   $(if $(call on,$(DRY_RUN)),--dry-run)
 
 .PHONY: help image tune plan verify release attest cache-push cache-pull sync check engine test test-unit test-tune test-engine test-release lint bench clean
@@ -39,7 +39,7 @@ help: ## list targets and variables
 	@echo "  variables: MODEL TP EP PP DP DEVICE ARCH MAX_TOKENS BUCKETS OPS SKIP_OPS BACKENDS ROUND_UP BASE_IMAGE IMAGE"
 	@echo "             ACCEPT_BASE_VERSIONS RETUNE NO_RESUME PREVIOUS CACHE TUNE_IN BAKE_JIT GPUS REQUIRE_IDLE STRATEGY JUDGE"
 	@echo "             JUDGE_BUDGET JURORS ENGINE ENGINE_ARGS ENGINE_ENV TIMEOUT STORE PYTHON"
-	@echo "             REGISTRY MATRIX TAG MOVE_TAG VERDICT KEY DRY_RUN OUT OCI DIR"
+	@echo "             REGISTRY MATRIX TAG FLOATING_TAG VERDICT KEY CELL DRY_RUN OUT OCI DIR"
 
 # The commands need requirements/host.txt; dev.txt is host.txt and what tests and linters need.
 $(VENV)/ready: requirements/host.txt

@@ -106,7 +106,8 @@ def _write(path: Path, manifest: Manifest) -> None:
 
 def _matrix(place: Path, caches: list[Path]) -> Path:
     path = place / "release.toml"
-    cells = [f'[[cells]]\nmodel = "tiny"\ntp = 1\ndevice = "cpu"\ncache = "{one}"\n' for one in caches]
+    words = '[[cells]]\nmodel = "tiny"\ntp = 1\ndevice = "cpu"\n'
+    cells = [f'{words}name = "c{at}"\ncache = "{one}"\n' for at, one in enumerate(caches)]
     path.write_text('tag = "{model}-tp{tp}-{key}-{cache}"\n' + "\n".join(cells), encoding="utf-8")
     return path
 
@@ -148,7 +149,7 @@ def main() -> None:
             say("bytes received for the signatures of an image, its verdict and its SBOM", _received(proxy.seen))
             _matrix(place, caches)
             _run(words)
-            again = [sys.executable, "-m", "pipeline", "release", "run", "run", "run", *words]
+            again = [sys.executable, "-m", "pipeline", "release", "run", *words]
             say(f"`pipeline release run`, {CELLS} cells released already (goal: under 5 s)", many(again, runs=5))
             proxy.seen.clear()
             _run(words)
@@ -187,8 +188,8 @@ def _run(words: list[str]) -> None:
     import argparse
 
     parser = argparse.ArgumentParser()
-    command.configure(parser)
+    command.configure_run(parser)
     with _replays_taken_for_granted():
-        code = command.execute(parser.parse_args(words))
+        code = command.execute_run(parser.parse_args(words))
     if code:
         sys.exit(f"the set-up ended with {code}")

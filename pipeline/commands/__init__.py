@@ -129,14 +129,25 @@ COMMANDS: Mapping[str, Command | Group] = {
     "release": Group(
         "push verified images to a registry, with signatures and attestations",
         {
+            "cells": Command(
+                "release:cells",
+                "list the cells: what each needs, its command, and whether the registry has it",
+                ("--matrix release.toml --json", "tiny --registry localhost:5000"),
+            ),
             "run": Command(
-                "release",
+                "release:run",
                 "build, verify, push, attest, sign and tag each cell",
                 (
                     "tiny --registry localhost:5000",
                     "--matrix release.toml --sign cosign.key",
                     "--matrix release.toml --dry-run",
+                    "--matrix release.toml --cell tiny-tp1 --sign cosign.key",
                 ),
+            ),
+            "finish": Command(
+                "release:finish",
+                "make indexes of platforms, give tags; fail with the cells that are missing",
+                ("--matrix release.toml --sign cosign.key --floating-tag latest",),
             ),
         },
     ),

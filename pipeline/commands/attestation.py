@@ -9,7 +9,13 @@ import json
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `attestation verify`."""
     parser.add_argument("image", metavar="IMAGE", help="registry/repository[:tag][@digest]")
-    parser.add_argument("--key", default="", metavar="FILE", help="the public key, cosign.pub, or env://NAME")
+    parser.add_argument(
+        "--key", default="", metavar="FILE", help="the public key: cosign.pub, env://NAME, or a KMS's address"
+    )
+    parser.add_argument("--identity", default="", metavar="ID", help="of a keyless signature: who signed")
+    parser.add_argument(
+        "--issuer", default="", metavar="URL", help="of a keyless signature: who vouches for the identity"
+    )
     parser.add_argument(
         "--transparency-log", action="store_true", help="the signature must be in the public log as well"
     )
@@ -21,13 +27,15 @@ def execute(arguments: argparse.Namespace) -> int:
     from pipeline.contract.errors import UsageError
     from pipeline.registry.client import Registry
     from pipeline.registry.reference import Reference
-    from pipeline.release.examine import examine
+    from pipeline.release.cosign import Verifier
+    from pipeline.release.verify import examine
 
     if not arguments.image:
         raise UsageError("no image was named", hint="make attest IMAGE=registry.example.com/team/tuned:tag")
     reference = Reference.in_registry(arguments.image)
+    verifier = Verifier(arguments.key, arguments.identity, arguments.issuer, arguments.transparency_log)
     with Registry(reference.registry) as registry:
-        found = examine(registry, reference, arguments.key, transparency_log=arguments.transparency_log)
+        found = examine(registry, reference, verifier)
     if arguments.json:
         print(json.dumps(found.to_json(), indent=2))
     else:

@@ -1,138 +1,200 @@
-"""`pipeline release`: from a matrix, or models, to verified images in a registry."""
+"""`pipeline release cells|run|finish`: from a matrix, or models, to verified images in a registry."""
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pipeline.contract.bounds import seconds
 from pipeline.contract.commandline import path
 from pipeline.contract.exits import Exit
-from pipeline.image.arguments import ROOT, add_tuning_options, request_from
 
 if TYPE_CHECKING:
-    from pipeline.contract.errors import PipelineError
-    from pipeline.image.request import Request
-    from pipeline.release.ask import Ask
-    from pipeline.release.cells import Cell
-    from pipeline.release.matrixfile import MatrixFile
+    from pipeline.registry.reference import Reference
+    from pipeline.release.matrix import Cell, Matrix
+    from pipeline.release.run import Job, Options, Release
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `release`."""
+def configure_cells(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `release cells`."""
+    _add_common(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON on stdout, for a CI system's matrix of jobs")
+
+
+def configure_run(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `release run`."""
+    _add_common(parser)
+    parser.add_argument("--cell", action="append", default=[], metavar="NAME", help="this cell alone (may be repeated)")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be pushed; push and build nothing")
+    parser.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
+    parser.add_argument("--compression", choices=("gzip", "zstd"), default="gzip", help="of all layers (default: gzip)")
     parser.add_argument(
-        "models", nargs="*", metavar="MODEL", help="one cell each; with --matrix: only its cells of these"
-    )
-    group = parser.add_argument_group("release")
-    group.add_argument("--registry", default="", metavar="R", help="host[:port][/repository] (repository: tuned)")
-    group.add_argument("--matrix", type=path, metavar="FILE", help="release.toml: models, TP, GPU types, engines")
-    group.add_argument("--tag", default="", metavar="TEMPLATE", help="of tags that never move; {cache} is one field")
-    group.add_argument("--move-tag", action="append", default=[], metavar="TEMPLATE", help="a tag that moves along")
-    group.add_argument("--verdict", action="append", default=[], type=path, metavar="FILE|DIR", help="of other hosts")
-    group.add_argument(
-        "--sign", default="", metavar="KEY", help="cosign.key or env://NAME; its password: COSIGN_PASSWORD"
-    )
-    group.add_argument("--dry-run", action="store_true", help="say what would be pushed; push and build nothing")
-    group.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
-    group.add_argument(
         "--startup-max-wait", type=seconds, default=1200, metavar="S", help="bound of start and replay at verify"
     )
-    add_tuning_options(parser)
 
 
-def execute(arguments: argparse.Namespace) -> int:
-    """Release, and show what came of it, also when that was interrupted."""
-    from pipeline.release.flow import Release
-    from pipeline.release.report import show
+def configure_finish(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `release finish`."""
+    _add_common(parser)
+    parser.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
 
-    ask, cells = _asked(arguments)
-    run = Release(ask, cells)
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    """What all three must be given alike: it decides which cells there are, and what their inputs are."""
+    from pipeline.release.building import add_options
+
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="one cell each; not with --matrix")
+    group = parser.add_argument_group("release")
+    group.add_argument("--registry", default="", metavar="R", help="host[:port][/repository] (repository: tuned)")
+    group.add_argument("--matrix", type=path, metavar="FILE", help="release.toml: models, TP, GPU types, servers")
+    group.add_argument("--tag", default="", metavar="TEMPLATE", help="of tags that never move; {cache} is one field")
+    group.add_argument("--floating-tag", action="append", default=[], metavar="TEMPLATE", help="a tag that moves along")
+    group.add_argument("--verdict", action="append", default=[], type=path, metavar="FILE|DIR", help="of other hosts")
+    group.add_argument(
+        "--sign",
+        default="",
+        metavar="KEY",
+        help="cosign.key, env://NAME, an address of a KMS (awskms://…), or keyless; a password: COSIGN_PASSWORD",
+    )
+    group.add_argument("--transparency-log", action="store_true", help="put signatures into the public log")
+    add_options(parser)
+
+
+def execute_cells(arguments: argparse.Namespace) -> int:
+    """List the cells, and what the registry has of them; no Docker Engine is needed."""
+    from pipeline.registry.client import Registry
+
+    release, words = _prepared(arguments)
+    with Registry(release.options.place.registry) as registry:
+        rows = release.cells(registry, ["pipeline", "release", "run", *words])
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        for row in rows:
+            state = "released" if row["released"] else row["error"] or "missing"
+            print(f"{row['name']}\t{row['device']}\t{state}")
+    return int(Exit.OK)
+
+
+def execute_run(arguments: argparse.Namespace) -> int:
+    """Release cells, and show what came of it, also when that was interrupted."""
+    release, _ = _prepared(arguments, sign=not arguments.dry_run)
     code = int(Exit.INTERNAL)
     try:
-        run.run()
-        code = run.summary().code
+        release.run(arguments.cell, dry_run=arguments.dry_run)
+        if not arguments.cell and not arguments.dry_run:
+            done = [job for job in release.jobs if release.rows[job.cell.name].status != "failed"]
+            release.finish([job.cell.group for job in done])
+        code = release.summary().code
     finally:
-        if run.rows:
-            summary = run.summary()
-            if arguments.json:
-                json.dump(summary.to_json(), sys.stdout, indent=2)
-                sys.stdout.write("\n")
-            show(summary)
+        if release.rows:
+            _show(release, arguments)
     return code
 
 
-def _asked(arguments: argparse.Namespace) -> tuple[Ask, list[tuple[Cell, Request | PipelineError]]]:
-    """Everything that can be wrong with the settings is said here, before any work."""
-    from pipeline.contract.errors import UsageError
-    from pipeline.release.annotate import check_own
-    from pipeline.release.ask import Ask, place_from
-    from pipeline.release.cells import cross, refuse_same_names, single
-    from pipeline.release.matrixfile import read_matrix
-    from pipeline.release.names import check_template
-    from pipeline.release.sign import Signer, check_name
-    from pipeline.release.verdicts import read_verdicts
+def execute_finish(arguments: argparse.Namespace) -> int:
+    """Make indexes, give tags and move floating ones; exit 8 with the list of cells that are missing."""
+    release, _ = _prepared(arguments)
+    release.finish()
+    _show(release, arguments)
+    return release.summary().code
 
-    matrix: MatrixFile | None = read_matrix(arguments.matrix) if arguments.matrix is not None else None
-    if matrix is None and not arguments.models:
-        hint = "MODEL=tiny, or a matrix of cells: --matrix release.toml (MATRIX=…)"
-        raise UsageError("nothing to release was named", hint=hint)
-    ask = Ask(
-        root=ROOT,
-        place=place_from(arguments.registry or (matrix.registry if matrix and matrix.registry else "")),
+
+def _show(release: Release, arguments: argparse.Namespace) -> None:
+    summary = release.summary()
+    if arguments.json:
+        json.dump(summary.to_json(), sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    summary.show()
+
+
+def _prepared(arguments: argparse.Namespace, *, sign: bool = True) -> tuple[Release, list[str]]:
+    """The release, and the words that name it again. Everything that can be wrong with the settings is said here."""
+    from pipeline.contract.errors import UsageError
+    from pipeline.release import cosign, tags, verdicts
+    from pipeline.release.annotations import check_annotations
+    from pipeline.release.building import cell_options
+    from pipeline.release.matrix import read_matrix, single
+    from pipeline.release.run import Options, Release
+
+    matrix: Matrix | None = None
+    cells: tuple[Cell, ...]
+    if arguments.matrix is not None:
+        given = [name for name, default in cell_options().items() if getattr(arguments, name) != default]
+        given += ["MODEL"] if arguments.models else []
+        if given:
+            names = ", ".join(name if name == "MODEL" else f"--{name.replace('_', '-')}" for name in given)
+            raise UsageError(
+                f"{names}: with --matrix the matrix says what an image is",
+                hint="write it into the cells; --cell NAME chooses among them",
+            )
+        matrix, cells = read_matrix(arguments.matrix)
+    else:
+        if not arguments.models:
+            raise UsageError("nothing to release was named", hint="a MODEL, or --matrix release.toml (MATRIX=…)")
+        if arguments.cache is None:
+            raise UsageError("CACHE= names no directory", hint="CACHE=dir or CACHE=dir1,dir2")
+        cells = tuple(single(model, arguments.tp, caches=arguments.cache) for model in arguments.models)
+        if len({cell.name for cell in cells}) < len(cells):
+            raise UsageError("a model was named twice")
+    signer = cosign.Signer(arguments.sign, arguments.transparency_log) if arguments.sign else None
+    options = Options(
+        place=_place(arguments.registry or (matrix.registry if matrix and matrix.registry else "")),
         template=arguments.tag or (matrix.tag if matrix and matrix.tag else ""),
-        moves=tuple(arguments.move_tag or (matrix.move if matrix and matrix.move else ())),
-        own=check_own(matrix.annotations if matrix else {}),
-        signer=Signer(arguments.sign) if arguments.sign else None,
-        dry_run=arguments.dry_run,
+        floating=tuple(arguments.floating_tag or (matrix.floating if matrix and matrix.floating else ())),
+        annotations=check_annotations(matrix.annotations if matrix else {}),
+        signer=signer,
+        verdicts=tuple(arguments.verdict),
+        compression="zstd" if getattr(arguments, "compression", "") == "zstd" else "",
         again=arguments.retune,
     )
-    for template in (ask.template, *ask.moves):
+    for template in (options.template, *options.floating):
         if template:
-            check_template(template)
-    read_verdicts(arguments.verdict)
-    if ask.signer is not None:
-        check_name(ask.place)
-    if ask.signer is not None and not ask.dry_run:
-        ask = replace(ask, signed_by=ask.signer.open())
-    if matrix is None:
-        said = arguments.tp, arguments.cache, arguments.verdict, arguments.engine
-        cells = [single(model, *said) for model in arguments.models]
-    else:
-        cells = cross(matrix, arguments.matrix, models=arguments.models, verdicts=arguments.verdict)
-    refuse_same_names(cells, ask.template_of)
-    return ask, _requests(arguments, cells)
+            tags.fields_of(template)
+    verdicts.read_files(arguments.verdict)
+    if signer is not None:
+        cosign.check_repository(options.place.repository)
+        if sign:
+            signer.check()
+    words = ["--registry", options.place.name, *(["--sign", arguments.sign] if arguments.sign else [])]
+    words = [*arguments.models, *(["--matrix", str(arguments.matrix)] if matrix else []), *words]
+    return Release(options, _jobs(arguments, cells, options)), words
 
 
-def _requests(arguments: argparse.Namespace, cells: list[Cell]) -> list[tuple[Cell, Request | PipelineError]]:
-    """The request of each cell; every cell that cannot be planned is named, all of them at once.
-
-    Caches that are missing or unsound are no fault of the settings: such a cell fails alone, with this error.
-    """
+def _jobs(arguments: argparse.Namespace, cells: tuple[Cell, ...], options: Options) -> list[Job]:
+    """Each cell with its request; every cell that cannot be planned is named, all of them at once."""
     from pipeline.contract.errors import CacheRefused, UsageError
-    from pipeline.image.caches import CacheMissing
-    from pipeline.release.faults import CellsInvalid
+    from pipeline.release.building import request_of
+    from pipeline.release.run import Job, job_of
 
-    made: list[tuple[Cell, Request | PipelineError]] = []
+    made: list[Job] = []
     wrong: list[str] = []
+    arguments.startup_max_wait = getattr(arguments, "startup_max_wait", 1200)
     for cell in cells:
-        one = copy.copy(arguments)
-        for name, value in {**cell.settings, "model": cell.model, "cache": cell.caches, "image": ""}.items():
-            setattr(one, name, value)
-        if cell.caches:  # --retune and --tune-in are for the cells that tune
-            one.retune, one.tune_in = False, ""
         try:
-            made.append((cell, request_from(one)))
-        except (CacheMissing, CacheRefused) as error:
-            made.append((cell, error))
+            made.append(job_of(cell, request_of(arguments, cell), options.annotations))
+        except CacheRefused as error:  # missing or unsound: no fault of the settings
+            made.append(Job(cell, error=error))
         except UsageError as error:
             if len(cells) == 1:
                 raise
-            said = [error.message] if not error.details else list(error.details)
-            wrong += [f"{cell.title}: {line}" for line in said]
+            wrong += [f"{cell.name}: {line}" for line in error.details or (error.message,)]
     if wrong:
-        raise CellsInvalid(f"{len(wrong)} settings of the cells are wrong: {wrong[0]}", details=wrong)
+        raise UsageError(f"{len(wrong)} settings of the cells are wrong: {wrong[0]}", details=wrong)
     return made
+
+
+def _place(text: str) -> Reference:
+    """`host[:port][/repository]`; raise `UsageError`."""
+    from pipeline.contract.errors import UsageError
+    from pipeline.registry.reference import Reference
+
+    text = text.strip().rstrip("/")
+    if not text:
+        raise UsageError("no registry was named", hint="--registry registry.example:5000/team/tuned (REGISTRY=…)")
+    found = Reference.in_registry(text if "/" in text else f"{text}/tuned")
+    if found.tag or found.digest:
+        raise UsageError(f"{text} is an image; its tag is made by the template", hint=f"--registry {found.name}")
+    return found

@@ -39,17 +39,27 @@ class Export:
     """An OCI layout that receives a build's image instead of the engine; blobs that it has already are not sent again.
 
     It holds an index: the image's manifest and BuildKit's attestations, provenance always and with `scanner` (an image)
-    an SBOM. `name` is the subject of those. `annotations` are put on the index and on the image's manifest.
+    an SBOM. `compression` (zstd) is that of all its layers; empty keeps theirs.
+
+    `name` is the subject of those. `annotations` are put on the index and on the image's manifest.
     """
 
     layout: Path
     name: str
     annotations: Mapping[str, str]
     scanner: str = ""
+    compression: str = ""
+    provenance: str = "mode=max"
 
     def words(self) -> list[str]:
         """The options of `docker buildx build`."""
-        words = ["--provenance=mode=max", "--output", f"type=oci,tar=false,dest={self.layout},name={self.name}"]
+        words = [
+            f"--provenance={self.provenance}",
+            "--output",
+            f"type=oci,tar=false,dest={self.layout},name={self.name}",
+        ]
+        if self.compression:
+            words[-1] += f",compression={self.compression},force-compression=true,oci-mediatypes=true"
         if self.scanner:
             words += ["--attest", f"type=sbom,generator={self.scanner}"]
         for name, value in sorted(self.annotations.items()):

@@ -230,9 +230,8 @@ class Transport:
         else:
             kinds = printable(", ".join(challenges), 80)
             raise InvalidResponse(f"{self.registry} wants authentication of an unknown kind: {kinds}")
-        again = self._answers.get(scope) == new
         self._answers[scope] = new
-        return not again
+        return response.request.headers.get("Authorization") != new
 
     def _token(self, challenge: Challenge, login: Login | None, scope: str) -> str:
         """A token from the server that the registry names. It is asked once, there, and no redirect is followed."""

@@ -1,15 +1,17 @@
-"""Tuned caches in a registry, each an OCI artifact: what a GPU host tuned, a builder without GPUs bakes.
+"""Tuned caches in a registry: what a GPU host tuned, a builder without GPUs bakes, and Kubernetes can mount.
 
-    manifest   artifactType and config are ours (see `media`); annotations name the keys
+    manifest   an image manifest whose artifactType says that it is a tuned cache; annotations name the keys
+    config     an image config: its labels are those that KServe's kernel-cache manager reads
     layer      one gzipped tar with everything below `flashinfer_autotune_cache/`
 
-Laid out as oras lays out a folder, so that `oras pull` writes a cache root and `oras push` makes what we can pull.
-The same cache gives the same digests, for one version of zlib.
+So `docker pull` and image volumes take it, and `oras pull` writes a cache root. The same cache gives the same digests,
+for one version of zlib.
 """
 
 from __future__ import annotations
 
 import gzip
+import json
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -22,26 +24,22 @@ from pipeline.cache.tar import tar_of
 from pipeline.cache.tree import walk
 from pipeline.cache.union import merge_roots
 from pipeline.contract.digest import canonical_json, sha256_bytes, sha256_file
-from pipeline.contract.errors import CacheRefused
+from pipeline.contract.errors import CacheRefused, PublishError
+from pipeline.contract.key import Key
 from pipeline.contract.places import CACHE_ROOT, MANIFEST_FILE
-from pipeline.contract.text import shown
 from pipeline.image.labels import PREFIX
 from pipeline.registry.client import Registry
-from pipeline.registry.descriptors import Descriptor, Manifest
-from pipeline.registry.errors import InvalidResponse, NotFound
+from pipeline.registry.descriptors import MANIFEST, Descriptor, Manifest
+from pipeline.registry.errors import InvalidResponse, NotFound, printable
 from pipeline.registry.reference import Reference
 
-from . import media, sign
-from .attach import TITLE, check_annotations
-from .faults import SignatureWrong, TagTaken
+from . import cosign, media
+from .attachments import TITLE, check_annotations
+from .images import untrusted
 
 FOLDER = Path(CACHE_ROOT).name
 _UNPACK = "io.deis.oras.content.unpack"  # oras unpacks such a layer into the folder that its title names
 _BLOCK = 1 << 20
-
-
-class NotACache(CacheRefused):
-    """What a name leads to in a registry is not a tuned cache."""
 
 
 @dataclass(frozen=True)
@@ -53,55 +51,52 @@ class Stored:
 
 
 def push(
-    registry: Registry, root: Path, name: str, to: Reference, *, signer: sign.Signer | None = None, move: bool = False
+    registry: Registry, root: Path, name: str, to: Reference, *, signer: cosign.Signer | None = None, move: bool = False
 ) -> Stored:
     """Judge the cache root and push it; sign it before the tag is written.
 
-    `name` is what messages call the root. An existing tag stays where it is unless `move`. Raises `MergeUnsound` for a
-    root that must not be used, `TagTaken`, what signing raises, and what the registry raises.
+    `name` is what messages call the root. An existing tag stays where it is unless `move`. Raises `CacheRefused` for a
+    root that must not be used, `PublishError`, what signing raises, and what the registry raises.
     """
     if signer is not None:
-        sign.check_name(to)
-        signer.open()
+        cosign.check_repository(to.repository)
+        signer.check()
     with tempfile.TemporaryDirectory(prefix="push-") as temporary:
         clean = Path(temporary) / "root"
         keys = merge_roots([(name, root)], clean)  # checks everything, and takes only what belongs
-        body, blobs = _artifact(clean, keys)
-    made = Manifest(body, media.MANIFEST, f"sha256:{sha256_bytes(body)}")
+        made, blobs = _artifact(clean, keys)
     tag = to.tag or "latest"
     there = registry.resolve(to.repository, tag)
     if there not in (None, made.digest) and not move:
-        raise TagTaken(f"{to.name}:{tag} is another cache: {there}", hint="choose another tag, or --move it")
+        raise PublishError(f"{to.name}:{tag} is another cache: {there}", hint="choose another tag, or --move it")
     for kind, content in blobs:
         registry.put_blob(to.repository, content, kind)
     registry.put_manifest(to.repository, made)
-    check_annotations(registry, to.repository, made.digest, made.json()["annotations"])
+    check_annotations(registry, to.repository, made.digest, made.annotations())
     if signer is not None:
-        sign.sign(registry, to.at(made.digest), signer)
+        cosign.sign(registry, to.at(made.digest), signer)
     if there != made.digest:
         registry.put_manifest(to.repository, made, tag)
     return Stored(to.at(made.digest), keys)
 
 
-def pull(registry: Registry, source: Reference, out: Path, *, key: str = "") -> Stored:
+def pull(registry: Registry, source: Reference, out: Path, *, verifier: cosign.Verifier | None = None) -> Stored:
     """Write the cache that `source` names into `out`, a new or empty directory: judged, and whole or not at all.
 
-    With a public `key` its signature is demanded. Raises `NotACache`, `ArchiveRefused`, `MergeUnsound`,
-    `SignatureWrong`, `NotFound`, `OutputExists`, and what the registry raises.
+    With a `verifier` its signature is demanded. Raises `CacheRefused`, `PublishError`, `NotFound`, and what the
+    registry raises.
     """
-    if key:
-        sign.check_name(source)
-        sign.check_key(key)
+    if verifier:
+        cosign.check_repository(source.repository)
+        verifier.check()
     found = registry.manifest(source.repository, source.target)
     if found is None:
         raise NotFound(f"there is no {source}", hint="check the name; `skopeo list-tags` lists what there is")
     layer = _layer(found, source)
-    if key:
-        wrong = sign.verify(registry, source.at(found.digest), key)
+    if verifier:
+        wrong = cosign.verify(registry, source.at(found.digest), verifier)
         if wrong:
-            raise SignatureWrong(
-                f"{source} is not signed by {shown(key)}: {wrong}", hint="`cache push --sign KEY` signs"
-            )
+            raise PublishError(f"{source} is not signed by {verifier}: {wrong}", hint="`cache push --sign KEY` signs")
     with tempfile.TemporaryDirectory(prefix="pull-") as temporary:
         blob = registry.save_blob(source.repository, layer.digest, Path(temporary) / "blob", limit=PUSHED_LIMIT)
         root = Path(temporary) / "root"
@@ -110,8 +105,8 @@ def pull(registry: Registry, source: Reference, out: Path, *, key: str = "") -> 
     return Stored(source.at(found.digest), keys)
 
 
-def _artifact(root: Path, keys: Sequence[str]) -> tuple[bytes, list[tuple[str, bytes]]]:
-    """The manifest's bytes and the blobs that it names, with their media types."""
+def _artifact(root: Path, keys: Sequence[str]) -> tuple[Manifest, list[tuple[str, bytes]]]:
+    """The manifest and the blobs that it names, with their media types."""
     tar = tar_of(root, FOLDER)
     if len(tar) > PUSHED_LIMIT:
         raise CacheRefused(
@@ -119,17 +114,44 @@ def _artifact(root: Path, keys: Sequence[str]) -> tuple[bytes, list[tuple[str, b
             hint="push fewer keys: `pipeline cache export`, then remove what is not needed",
         )
     layer = gzip.compress(tar, mtime=0)
-    config = canonical_json({"keys": [_summary(root, key) for key in keys]})
-    notes = {TITLE: FOLDER, _UNPACK: "true"}
+    summaries = [_summary(root, key) for key in keys]
+    config = canonical_json(
+        {
+            "architecture": _architecture(keys),
+            "os": "linux",
+            "config": {"Labels": _labels(keys, summaries)},
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256_bytes(tar)}"]},
+        }
+    )
+    named = {**Descriptor.of(layer, media.LAYER_GZIP).to_json(), "annotations": {TITLE: FOLDER, _UNPACK: "true"}}
     value = {
         "schemaVersion": 2,
-        "mediaType": media.MANIFEST,
+        "mediaType": MANIFEST,
         "artifactType": media.CACHE,
-        "config": _named(media.CACHE_CONFIG, config).to_json(),
-        "layers": [{**_named(media.CACHE_TAR, layer).to_json(), "annotations": notes}],
+        "config": Descriptor.of(config, media.IMAGE_CONFIG).to_json(),
+        "layers": [named],
         "annotations": {TITLE: "tuned caches", f"{PREFIX}.keys": ",".join(keys)},
     }
-    return canonical_json(value), [(media.CACHE_CONFIG, config), (media.CACHE_TAR, layer)]
+    return Manifest.of(canonical_json(value)), [(media.IMAGE_CONFIG, config), (media.LAYER_GZIP, layer)]
+
+
+def _labels(keys: Sequence[str], summaries: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """What is inside, and how KServe is to mount it: this folder of the image at the path that the variable names."""
+    return {
+        f"{PREFIX}.keys": ",".join(keys),
+        f"{PREFIX}.caches": json.dumps(summaries, sort_keys=True),
+        "io.kserve.km/framework": "flashinfer",
+        "io.kserve.km/cache-type": "flashinfer-autotune",
+        "io.kserve.km/cache-hash": ",".join(Key.parse(key).hash for key in keys),
+        "io.kserve.km/cache-mount-subpath": FOLDER,
+        "io.kserve.km/cache-root-env": f"PIPELINE_AUTOTUNE_CACHE_DIR={CACHE_ROOT}",
+    }
+
+
+def _architecture(keys: Sequence[str]) -> str:
+    """The platform that the caches are for. A GPU's cache says none: most hosts of GPUs are amd64."""
+    arches = {Key.parse(key).arch for key in keys}
+    return "arm64" if arches & {"cpu-aarch64", "cpu-arm64"} else "amd64"
 
 
 def _summary(root: Path, key: str) -> dict[str, Any]:
@@ -148,24 +170,20 @@ def _summary(root: Path, key: str) -> dict[str, Any]:
     }
 
 
-def _named(kind: str, content: bytes) -> Descriptor:
-    return Descriptor(kind, f"sha256:{sha256_bytes(content)}", len(content))
-
-
 def _layer(found: Manifest, source: Reference) -> Descriptor:
-    value = found.json()
-    kind = found.descriptor().artifact_type
-    if kind not in (media.CACHE, media.CACHE_CONFIG):
-        raise NotACache(
-            f"{source} is {shown(kind or found.media_type, 80)}, not a tuned cache",
-            hint=f"a cache has the artifact type {media.CACHE}; an image's caches: `pipeline cache export`",
-        )
     try:
-        layers = [Descriptor.from_json(entry) for entry in value["layers"]]
-    except (KeyError, TypeError, InvalidResponse) as error:
-        raise NotACache(f"{source} names no layers") from error
-    if len(layers) != 1 or layers[0].media_type != media.CACHE_TAR:
-        raise NotACache(f"{source} is not one layer of {media.CACHE_TAR}")
+        with untrusted(str(source)):
+            kind = found.descriptor().artifact_type
+            if kind != media.CACHE:
+                raise CacheRefused(
+                    f"{source} is {printable(kind or found.media_type, 80)}, not a tuned cache",
+                    hint=f"a cache has the artifact type {media.CACHE}; an image's caches: `pipeline cache export`",
+                )
+            layers = found.entries("layers")
+    except InvalidResponse as error:
+        raise CacheRefused(f"{source} is not a tuned cache: {error.message}") from error
+    if len(layers) != 1 or layers[0].media_type not in (media.LAYER_GZIP, media.CACHE_TAR):
+        raise CacheRefused(f"{source} is not one layer of {media.LAYER_GZIP}")
     return layers[0]
 
 
@@ -176,4 +194,4 @@ def _unzipped(blob: Path) -> Iterator[bytes]:
             while block := stream.read(_BLOCK):
                 yield block
     except (OSError, EOFError, zlib.error) as error:
-        raise ArchiveRefused(f"the layer is not gzip: {shown(str(error), 80)}") from error
+        raise ArchiveRefused(f"the layer is not gzip: {printable(str(error), 80)}") from error

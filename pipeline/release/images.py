@@ -1,26 +1,37 @@
-"""An image as a registry holds it: what its name leads to, manifests, configs, and BuildKit's attestations."""
+"""An image as a registry, or an OCI layout on disk, holds it: manifests, configs, and BuildKit's attestations.
+
+Everything here may have been written by anyone who may push: `untrusted` turns whatever shape it has into one error.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.contract.text import shown
-from pipeline.registry.descriptors import Descriptor, Manifest
+from pipeline.registry.descriptors import INDEX, INDEXES, Descriptor, Manifest, json_object
 from pipeline.registry.errors import InvalidResponse, NotFound
-from pipeline.registry.reference import Reference
 
-from . import media
+from .media import ATTESTATION_KIND, ATTESTATION_OF
 
-# BuildKit's attestation storage: a manifest beside the image in the index, each layer one in-toto statement.
 _PREDICATE = "in-toto.io/predicate-type"
-_STATEMENT_LIMIT = 64 * 1024 * 1024  # bytes
+_STATEMENT_LIMIT = 64 << 20  # bytes
+_SHAPE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, AssertionError)
+
+
+@contextlib.contextmanager
+def untrusted(what: str) -> Iterator[None]:
+    """Read what anyone may have written: whatever shape it has, raise `InvalidResponse` and no other."""
+    try:
+        yield
+    except _SHAPE as error:
+        raise InvalidResponse(f"{what} does not have the expected shape") from error
 
 
 class Source(Protocol):
-    """What holds manifests and blobs: a `Registry`, or a layout on disk."""
+    """What holds manifests and blobs: a `Registry`, or a `Layout`."""
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """The manifest of a tag or digest."""
@@ -30,16 +41,44 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
+class Layout:
+    """An OCI layout on disk, which BuildKit filled."""
+
+    folder: Path
+
+    def path(self, digest: str) -> Path:
+        """Where a blob or manifest lies."""
+        return self.folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+    def manifest(self, _repository: str, reference: str) -> Manifest | None:
+        """The manifest or index of a digest."""
+        if not self.path(reference).is_file():
+            return None
+        body = self.path(reference).read_bytes()
+        return Manifest(body, str(json_object(body, reference).get("mediaType", INDEX)), reference)
+
+    def blob(self, _repository: str, digest: str, *, limit: int = 0) -> bytes:  # noqa: ARG002 - a registry's is bounded
+        """A blob's bytes."""
+        return self.path(digest).read_bytes()
+
+
+@dataclass(frozen=True)
 class Image:
-    """One image of one platform: its manifest, the config's digest and content, BuildKit's attestations by their index
-    entries, and its annotations with those that the index has of it.
+    """One image of one platform: its index entry, its manifest, the config's digest and content, the index entries of
+    BuildKit's attestations, and its annotations with those that the index has of it.
     """
 
+    entry: Descriptor
     manifest: Manifest
     config_digest: str
     config: Mapping[str, Any]
     annotations: Mapping[str, str]
     attestations: tuple[Descriptor, ...]
+
+    @property
+    def digest(self) -> str:
+        """The digest of its manifest, which attachments have as their subject."""
+        return self.manifest.digest
 
     @property
     def labels(self) -> dict[str, str]:
@@ -55,78 +94,68 @@ class Image:
         ids = root.get("diff_ids") if isinstance(root, dict) else None
         return tuple(map(str, ids)) if isinstance(ids, list) else ()
 
+    def listed(self, label: str) -> list[str]:
+        """The parts of a label that separates them by commas."""
+        return [part for part in self.labels.get(label, "").split(",") if part]
+
 
 @dataclass(frozen=True)
-class Pushed:
-    """What a name in a registry leads to: `top` is what its digest names, an index or a manifest."""
+class ImageIndex:
+    """What a name leads to: `top` is an index or a manifest, and is what is signed; `images` one for each platform."""
 
-    reference: Reference
     top: Manifest
     images: tuple[Image, ...]
 
     @property
     def digest(self) -> str:
-        """The digest that signatures and attachments are of."""
+        """The digest that is signed."""
         return self.top.digest
 
 
-def read_image(registry: Source, reference: Reference) -> Pushed:
-    """Read an image's manifests and configs. Raises `NotFound`, `InvalidResponse` where it is no image."""
-    top = registry.manifest(reference.repository, reference.target)
-    if top is None:
-        raise NotFound(f"there is no {reference}", hint="check the name; `skopeo list-tags` lists what there is")
-    if top.media_type not in media.INDEXES:
-        return Pushed(reference, top, (_image(registry, reference, top, {}, ()),))
-    value = top.json()
-    entries = [Descriptor.from_json(entry) for entry in value.get("manifests") or ()]
-    images = []
-    for entry in entries:
-        if entry.annotations.get(media.ATTESTATION_KIND):
-            continue
-        found = registry.manifest(reference.repository, entry.digest)
-        if found is None:
-            raise InvalidResponse(f"{reference} lists {entry.digest}, which is not there")
-        beside = tuple(e for e in entries if e.annotations.get(media.ATTESTATION_OF) == entry.digest)
-        images.append(_image(registry, reference, found, {**_notes(value), **entry.annotations}, beside))
-    return Pushed(reference, top, tuple(images))
+def read_image(source: Source, repository: str, reference: str) -> ImageIndex:
+    """Read an image by tag or digest. Raises `NotFound`, or `InvalidResponse` where it is no image."""
+    with untrusted(f"{repository} {reference}"):
+        top = source.manifest(repository, reference)
+        if top is None:
+            raise NotFound(f"there is no {reference} in {repository}", hint="`skopeo list-tags` lists what there is")
+        if top.media_type not in INDEXES:
+            return ImageIndex(top, (_image(source, repository, top.descriptor(), top, notes={}, beside=()),))
+        entries = top.entries("manifests")
+        images = []
+        for entry in entries:
+            if entry.annotations.get(ATTESTATION_KIND):
+                continue
+            found = source.manifest(repository, entry.digest)
+            if found is None:
+                raise InvalidResponse(f"{repository} {reference} lists {entry.digest}, which is not there")
+            beside = tuple(e for e in entries if e.annotations.get(ATTESTATION_OF) == entry.digest)
+            notes = {**top.annotations(), **entry.annotations}
+            images.append(_image(source, repository, entry, found, notes=notes, beside=beside))
+        return ImageIndex(top, tuple(images))
 
 
-def statements(registry: Source, reference: Reference, image: Image) -> dict[str, dict[str, Any]]:
+def statements(source: Source, repository: str, image: Image) -> dict[str, dict[str, Any]]:
     """The in-toto statements that BuildKit attached to an image, by predicate type. Raises `InvalidResponse`."""
     found: dict[str, dict[str, Any]] = {}
     for entry in image.attestations:
-        manifest = registry.manifest(reference.repository, entry.digest)
+        manifest = source.manifest(repository, entry.digest)
         if manifest is None:
-            raise InvalidResponse(f"{reference} lists the attestation {entry.digest}, which is not there")
-        for layer in map(Descriptor.from_json, manifest.json().get("layers") or ()):
-            body = registry.blob(reference.repository, layer.digest, limit=_STATEMENT_LIMIT)
-            found[layer.annotations.get(_PREDICATE, "")] = _object(body, f"attestation {layer.digest}")
+            raise InvalidResponse(f"the attestation {entry.digest} is listed and not there")
+        for layer in manifest.entries("layers"):
+            body = source.blob(repository, layer.digest, limit=_STATEMENT_LIMIT)
+            found[layer.annotations.get(_PREDICATE, "")] = json_object(body, f"attestation {layer.digest}")
     return found
 
 
 def _image(
-    registry: Source,
-    reference: Reference,
+    source: Source,
+    repository: str,
+    entry: Descriptor,
     manifest: Manifest,
+    *,
     notes: Mapping[str, str],
     beside: tuple[Descriptor, ...],
 ) -> Image:
-    value = manifest.json()
-    config = Descriptor.from_json(value.get("config"))
-    content = _object(registry.blob(reference.repository, config.digest), f"the config of {reference}")
-    return Image(manifest, config.digest, content, {**notes, **_notes(value)}, beside)
-
-
-def _notes(value: Mapping[str, Any]) -> dict[str, str]:
-    notes = value.get("annotations")
-    return {str(k): str(v) for k, v in notes.items()} if isinstance(notes, dict) else {}
-
-
-def _object(body: bytes, what: str) -> dict[str, Any]:
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InvalidResponse(f"{shown(what)} is not JSON") from error
-    if not isinstance(value, dict):
-        raise InvalidResponse(f"{shown(what)} is not a JSON object")
-    return value
+    config = Descriptor.from_json(manifest.json().get("config"))
+    content = json_object(source.blob(repository, config.digest), f"config {config.digest}")
+    return Image(entry, manifest, config.digest, content, {**notes, **manifest.annotations()}, beside)

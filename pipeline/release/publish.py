@@ -1,154 +1,243 @@
-"""One verified image into the registry: push by digest, read back, attach and sign, and the tag last.
+"""One verified image into a registry: push by digest, read back, attach and sign, and the tags last.
 
-Nothing that has a tag lacks its attestations, whenever this is interrupted. What an earlier run left is looked up and
-taken: a pushed digest is not pushed again, an attached file is not attached twice.
+Nothing that has a tag lacks its attestations, whenever this is interrupted. What an earlier run of this host pushed is
+noted in its journal and taken from there; bytes that the registry has are not sent again.
+
+    <cache home>/releases/<digest>.json    the journal: {"digest": index that was pushed}
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
-from pipeline import log
+from pipeline import log as talk
+from pipeline.contract.digest import sha256_json
+from pipeline.contract.errors import PublishError
+from pipeline.contract.files import write_json
+from pipeline.contract.scratch import scratch
 from pipeline.contract.verdict import Verdict
-from pipeline.image.bake import bake
-from pipeline.image.buildkit import Export
-from pipeline.image.flow import Finished
-from pipeline.registry.client import Registry
+from pipeline.registry.client import Registry, parallel_map
+from pipeline.registry.descriptors import Descriptor
+from pipeline.registry.errors import InvalidResponse, NotFound
 from pipeline.registry.reference import Reference
 
-from .attaching import Proofs
-from .faults import ExportBroken, TagTaken
-from .journal import Entry, Journal
-from .layout import Content, read_content
-from .readback import Held, check, hold
-from .same import difference
-from .upload import upload
+from . import attachments, cosign, sbom
+from .images import ImageIndex, Layout, read_image
+from .tags import inputs_tag
+
+_AT_ONCE = 4  # blobs that are sent at the same time
+
+
+class Built(Protocol):
+    """An image that was baked and verified: `building.BuiltImage`."""
+
+    @property
+    def config_digest(self) -> str:
+        """The digest of its config."""
+
+    @property
+    def manifests(self) -> tuple[bytes, ...]:
+        """manifest.json of each key."""
+
+    @property
+    def wheels(self) -> Path:
+        """The folder of wheelhouses."""
+
+    @property
+    def time(self) -> int:
+        """The time that all its files have."""
+
+    @property
+    def log(self) -> Path:
+        """The log of the run."""
+
+    def export(self, layout: Path, name: str, annotations: Mapping[str, str], compression: str) -> str:
+        """Put it into an OCI layout; return the digest of its index."""
+
+    def run(self, command: Sequence[str]) -> str:
+        """What a command prints in a container of it."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """The digest that the tag stands for now, and whether anything had to be pushed or attached for it."""
+    """The digest of the index that was published, and whether anything had to be pushed, attached or signed."""
 
     digest: str
     new: bool
 
 
+@contextlib.contextmanager
+def exports(home: Path) -> Iterator[Path]:
+    """An empty OCI layout for one run; those of runs that were killed, whose locks are gone, are removed."""
+    folder = home / "exports"
+    folder.mkdir(parents=True, exist_ok=True)
+    with scratch(folder, "run-") as made:
+        yield made
+
+
 @dataclass(frozen=True)
 class Publisher:
-    """One image on its way: `place` holds registry, repository and tag; `layout` receives it from BuildKit."""
+    """Where images go: `place` is registry and repository; `layout` receives them from BuildKit."""
 
     registry: Registry
     place: Reference
-    journal: Journal
-    notes: Mapping[str, str]
-    scanner: str
+    home: Path
     layout: Path
-    proofs: Proofs
+    signer: cosign.Signer | None = None
+    compression: str = ""
 
-    def publish(self, done: Finished, verdicts: tuple[Verdict, ...]) -> Published:
-        """Bring the image to its tag. Raise `TagTaken` before anything is pushed when the tag is another image's."""
-        config = done.built.config_digest
-        standing = self._standing(config)
-        own = standing is None or self._is_own(standing, done, config)
-        held = standing or self._pushed(done, config)
-        attached = self.proofs.attach(
-            self.registry, self.place.at(held.top.digest), done, verdicts, done.prepared.builder.log
-        )
-        if standing is None:
-            self._tag(held, config)
-        self.journal.write(
-            Entry(held.top.digest, config, self.place.tag, done=True, signed_by=self.proofs.signed_by, own=own)
-        )
-        return Published(held.top.digest, new=standing is None or attached)
+    def publish(
+        self, image: Built, verdicts: tuple[Verdict, ...], inputs: str, annotations: Mapping[str, str], tag: str
+    ) -> Published:
+        """Bring an image to its tags: that of its `inputs`, and last `tag`, which is never moved (empty: none).
 
-    def _standing(self, config: str) -> Held | None:
-        """The image that the tag stands for; None where there is none. Raises `TagTaken` when it is another one."""
-        held = hold(self.registry, self.place.repository, self.place.tag)
-        if held is not None and held.config != config:
-            raise TagTaken(
-                f"{self.place} stands for another image ({held.config[:19]}…), and a tag is never moved",
+        Raises `PublishError` before anything is pushed where the tag stands for another image.
+        """
+        found = self._journaled(inputs, image.config_digest)
+        found = self._standing(tag, image.config_digest, found) or found
+        pushed = found is None
+        index = found or self._push(image, inputs, annotations, tag)
+        attached = self._attach(image, index, verdicts)
+        faster = self._standing(tag, image.config_digest, index)  # another host that released the same meanwhile
+        index = faster or index
+        put_tag(self.registry, self.place.tagged(inputs_tag(inputs)), index, move=True)
+        if tag:
+            put_tag(self.registry, self.place.tagged(tag), index)
+        return Published(index.digest, pushed or attached)
+
+    def _journal(self, inputs: str) -> Path:
+        return self.home / "releases" / f"{sha256_json([self.place.name, inputs])[:32]}.json"
+
+    def _journaled(self, inputs: str, config: str) -> ImageIndex | None:
+        """The image that an earlier run of this host pushed, where the registry has it still."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, NotFound, InvalidResponse):
+            digest = str(json.loads(self._journal(inputs).read_text(encoding="utf-8"))["digest"])
+            found = read_image(self.registry, self.place.repository, self.place.at(digest).digest)
+            if found.images[0].config_digest == config:
+                talk.note(f"pushed by an earlier run: {digest}")
+                return found
+        return None
+
+    def _standing(self, tag: str, config: str, known: ImageIndex | None) -> ImageIndex | None:
+        """The image that the tag stands for; None where there is none. Raises `PublishError` when it is another one.
+
+        A key vouches for nothing that somebody else put there: with one, the tag must stand for what this host pushed,
+        or for what the key has signed.
+        """
+        digest = self.registry.resolve(self.place.repository, tag) if tag else None
+        if digest is None or (known is not None and digest == known.digest):
+            return None
+        name = self.place.tagged(tag)
+        found = read_image(self.registry, self.place.repository, digest)
+        if len(found.images) != 1 or found.images[0].config_digest != config or not found.images[0].attestations:
+            raise PublishError(
+                f"{name} stands for another image ({digest[:19]}…), and a tag is never moved",
                 hint="was it tuned again? {cache} in the tag's template tells the two apart; or remove the tag there",
             )
-        if held is not None and not held.attested:
-            raise TagTaken(
-                f"{self.place} stands for this image without its provenance, and a tag is never moved",
-                hint="somebody pushed it otherwise: remove the tag there",
-            )
-        return held
-
-    def _is_own(self, standing: Held, done: Finished, config: str) -> bool:
-        """Whether what the tag stands for is known to be what was built here.
-
-        A key vouches for nothing else: with one, raise `TagTaken` where it is not, and this key has not signed it yet.
-        """
-        there, entry = self.place.at(standing.top.digest), self.journal.read()
-        if entry is not None and entry.own and entry.image == there.digest:
-            return True
-        if self.proofs.signer is None:
-            return False
-        if self.proofs.signed(self.registry, there):
-            return True
-        why = difference(self.registry, there, self._exported(done, config))
-        if why:
-            raise TagTaken(
-                f"{self.place} stands for an image that this key has not signed, and that is not the one built here: "
-                f"{why}",
+        if self.signer is not None and not cosign.is_signed_by(self.registry, self.place.at(digest), self.signer):
+            raise PublishError(
+                f"{name} exists with content that this key has not signed",
                 hint="whose is it? `pipeline attestation verify` with their key tells; remove the tag, or take another",
             )
-        return True
+        return found
 
-    def _exported(self, done: Finished, config: str) -> Content:
-        """The verified image as BuildKit exports it. Raises `ExportBroken`."""
-        with log.step("export the image with its provenance"):
-            made = bake(done.prepared, done.keys, Export(self.layout, str(self.place), self.notes, self.scanner))
-        content = read_content(self.layout, made.image_id)
-        if content.config != config:
-            raise ExportBroken(
-                f"BuildKit exported config {content.config[:19]}…, what was verified is {config[:19]}…",
+    def _push(self, image: Built, inputs: str, annotations: Mapping[str, str], tag: str) -> ImageIndex:
+        """Export and push under digests alone; what is there already does not travel."""
+        with talk.step("export the image with its provenance"):
+            digest = image.export(
+                self.layout, f"{self.place.name}{f':{tag}' if tag else ''}", annotations, self.compression
+            )
+        source = Layout(self.layout)
+        try:
+            made = read_image(source, "the export", digest)
+        except (InvalidResponse, NotFound, OSError) as error:
+            raise PublishError(f"what BuildKit exported cannot be read: {error}") from error
+        if len(made.images) != 1 or made.images[0].config_digest != image.config_digest:
+            raise PublishError(
+                "what BuildKit exported is not the image that was verified",
                 hint="something that the image is made of has changed meanwhile: run it again",
             )
-        return content
+        with talk.step(f"push to {self.place.name}"):
+            sent = self._upload(source, made)
+        talk.note(f"{sent:,} bytes of blobs had to be pushed")
+        self._read_back(digest, image.config_digest, annotations)
+        write_json(self._journal(inputs), {"digest": digest})
+        return made
 
-    def _pushed(self, done: Finished, config: str) -> Held:
-        """The image at the registry without its tag: from an earlier run, or pushed now."""
+    def _upload(self, source: Layout, made: ImageIndex) -> int:
         repository = self.place.repository
-        entry = self.journal.read()
-        if entry is not None and entry.own and entry.config == config:
-            held = hold(self.registry, repository, entry.image)
-            if held is not None and held.config == config:
-                log.note(f"pushed by an earlier run: {entry.image}")
-                return held
-        content = self._exported(done, config)
-        with log.step(f"push to {self.place.name}"):
-            sent = upload(self.registry, repository, content)
-        log.note(f"{sent:,} bytes of blobs had to be pushed")
-        digest = content.top.digest
-        held = check(hold(self.registry, repository, digest), digest, config, self.notes)
-        self.journal.write(Entry(digest, config, self.place.tag, own=True))
-        return held
+        entries = made.top.entries("manifests")
+        manifests = [found for one in entries if (found := source.manifest("", one.digest)) is not None]
+        blobs: dict[str, Descriptor] = {}
+        for manifest in manifests:
+            named = [*manifest.entries("layers"), Descriptor.from_json(manifest.json().get("config"))]
+            blobs |= {one.digest: one for one in named}
+        every = list(blobs.values())
+        there = parallel_map(lambda one: self.registry.has_blob(repository, one.digest), every, _AT_ONCE)
+        missing = [one for one, has in zip(every, there, strict=True) if not has]
+        parallel_map(
+            lambda one: self.registry.put_blob(repository, source.path(one.digest), one.media_type), missing, _AT_ONCE
+        )
+        for manifest in (*manifests, made.top):  # what names others comes after them
+            if self.registry.resolve(repository, manifest.digest) is None:
+                self.registry.put_manifest(repository, manifest)
+        return sum(one.size for one in missing)
 
-    def _tag(self, held: Held, config: str) -> None:
-        """Give the tag, unless somebody gave it away meanwhile."""
-        standing = self._standing(config)
-        if standing is not None and standing.top.digest != held.top.digest:
-            raise TagTaken(f"{self.place} was given to {standing.top.digest[:19]}… meanwhile", hint="run it again")
-        if standing is None:
-            with log.step(f"tag {self.place}"):
-                top = held.top
-                self.registry.put_manifest(self.place.repository, top, self.place.tag)
+    def _read_back(self, digest: str, config: str, annotations: Mapping[str, str]) -> None:
+        """Raise `PublishError` unless the registry has this config, with every annotation and with provenance."""
+        found = read_image(self.registry, self.place.repository, digest)
+        image = found.images[0]
+        wrong = [] if image.config_digest == config else [f"its config is {image.config_digest[:19]}…"]
+        for what, manifest in (("index", found.top), ("manifest", image.manifest)):
+            there = manifest.annotations()
+            wrong += [f"the {what} came back without {n}" for n, text in annotations.items() if there.get(n) != text]
+        if not image.attestations:
+            wrong.append("it came back without provenance")
+        if wrong:
+            raise PublishError(
+                f"{digest[:19]}… is not what was pushed: {wrong[0]}",
+                details=wrong,
+                hint="the engine needs the containerd image store: `pipeline daemon up --store containerd`",
+            )
+
+    def _attach(self, image: Built, index: ImageIndex, verdicts: tuple[Verdict, ...]) -> bool:
+        """Attach to the image's manifest what is not there yet, and sign; return whether anything was."""
+        target = index.images[0]
+        with talk.step("list what is installed"):
+            contents = sbom.installed(image.run, image.wheels)
+        created = datetime.fromtimestamp(image.time, UTC)
+        files = [
+            *(attachments.autotune(one) for one in image.manifests),
+            *(attachments.verdict(one) for one in verdicts),
+            attachments.sbom(sbom.make(contents, name=self.place.name, digest=target.digest, created=created)),
+        ]
+        with talk.step(f"attach {', '.join(dict.fromkeys(one.title for one in files))} to {target.digest[:19]}…"):
+            made, new = attachments.attach(self.registry, self.place.repository, target.manifest.descriptor(), files)
+        if self.signer is not None:
+            with talk.step(f"sign {self.place.name}@{index.digest[:19]}…"):
+                alone = [digest for one, digest in zip(files, made, strict=True) if not one.bound]
+                for digest in (*alone, index.digest):
+                    new |= cosign.sign(self.registry, self.place.at(digest), self.signer, log=image.log)
+        return new
 
 
-def move(registry: Registry, place: Reference, digest: str, tags: tuple[str, ...]) -> tuple[str, ...]:
-    """Let moving tags stand for a digest of the repository; return those that had to be moved."""
-    moved = []
-    for tag in tags:
-        if registry.resolve(place.repository, tag) == digest:
-            continue
-        top = registry.manifest(place.repository, digest)
-        assert top is not None, "the image was read a moment ago"
-        with log.step(f"move {replace(place, tag=tag)}"):
-            registry.put_manifest(place.repository, top, tag)
-        moved.append(tag)
-    return tuple(moved)
+def put_tag(registry: Registry, name: Reference, index: ImageIndex, *, move: bool = False) -> bool:
+    """Give a tag to an index; return whether that had to be done.
+
+    Registries offer no write that fails where the tag exists: it is looked at just before. Raises `PublishError` where
+    it stands for something else and may not `move`.
+    """
+    standing = registry.resolve(name.repository, name.tag)
+    if standing == index.digest:
+        return False
+    if standing is not None and not move:
+        raise PublishError(f"{name} stands for {standing[:19]}…, and a tag is never moved", hint="run it again")
+    with talk.step(f"tag {name}"):
+        registry.put_manifest(name.repository, index.top, name.tag)
+    return True

@@ -1,32 +1,88 @@
-"""A CycloneDX SBOM of an image, for where BuildKit's scanner image cannot be had.
+"""A CycloneDX SBOM of an image: the Python distributions and Debian packages that are installed in it.
 
-Written by cyclonedx-python-lib: maintained by the standard's own project, with a small closure; the schema's rules for
-hashes, licences and package URLs are its business. The same contents give the same bytes.
+A program in a container of the image lists them; cyclonedx-python-lib, maintained by the standard's own project, writes
+them. The same contents of the same image give the same bytes.
 """
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pipeline.contract.digest import sha256_json
-
-from .contents import Contents, Package
+from pipeline.contract.digest import sha256_file, sha256_json
+from pipeline.contract.errors import PublishError
 
 if TYPE_CHECKING:
     from cyclonedx.model.component import Component
     from cyclonedx.model.license import License
     from packageurl import PackageURL
 
+_STATUS = "/var/lib/dpkg/status"
+_RELEASE = "/etc/os-release"
 _SPACE = uuid.UUID("6f0ba2c4-6d1f-4d7c-9a70-0d7b6f3a6e55")  # any fixed one: serial numbers are made below it
+
+# Runs in the image, whose Python may be any: what importlib.metadata finds on its search path, and two files.
+_LOOK = f"""
+import importlib.metadata as m, json
+def text(path):
+    try: return open(path, encoding="utf-8", errors="replace").read()
+    except OSError: return ""
+found = []
+for d in m.distributions():
+    if d.metadata is None or not d.metadata["Name"]: continue
+    get = d.metadata.get
+    found.append(dict(name=get("Name"), version=d.version, licence=get("License-Expression") or "",
+                      licence_name=(get("License") or "").split("\\n")[0][:100], summary=get("Summary") or ""))
+print(json.dumps(dict(distributions=found, status=text("{_STATUS}"), release=text("{_RELEASE}"))))
+"""
+
+
+@dataclass(frozen=True, order=True)
+class Package:
+    """One package: `kind` is `python` or `debian`. `sha256` is its wheel's, hexadecimal, where we resolved that."""
+
+    kind: str
+    name: str
+    version: str
+    architecture: str = ""
+    licence: str = ""  # an SPDX expression
+    licence_name: str = ""  # what the package says where that is no expression
+    summary: str = ""
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Packages sorted by kind, name and version; `release` holds os-release's fields."""
+
+    packages: tuple[Package, ...]
+    release: Mapping[str, str] = field(default_factory=dict)
+
+
+def installed(run: Callable[[Sequence[str]], str], wheels: Path) -> Contents:
+    """What is installed in an image, by a program that `run` starts in a container of it; its stdout is returned.
+
+    `wheels` is the folder of wheelhouses: a distribution whose wheel lies there is given the wheel's sha256. Raises
+    `PublishError`.
+    """
+    stdout = run(["python3", "-c", _LOOK])
+    try:
+        told = json.loads(stdout)
+        packages = {*_distributions(told["distributions"], wheels), *debian_packages(str(told["status"]))}
+        return Contents(tuple(sorted(packages)), _fields(str(told["release"])))
+    except (ValueError, KeyError, TypeError) as error:
+        raise PublishError("python3 in the image did not list what is installed", hint="an SBOM needs that") from error
 
 
 def make(contents: Contents, *, name: str, digest: str, created: datetime) -> bytes:
     """The SBOM of an image of the repository `name` as JSON.
 
-    `digest` names what it is a list of; `created` is the image's time, not the clock's.
+    `digest` is that of the image's manifest; `created` is the image's time, not the clock's.
     """
     from cyclonedx.model.bom import Bom
     from cyclonedx.model.component import Component, ComponentType
@@ -78,3 +134,55 @@ def _licences(package: Package) -> list[License]:
 
     said = package.licence or package.licence_name
     return [LicenseFactory().make_from_string(said)] if said else []
+
+
+def debian_packages(status: str) -> list[Package]:
+    """The installed packages of dpkg's status file."""
+    from email.parser import Parser
+
+    found = []
+    for stanza in status.split("\n\n"):
+        fields = Parser().parsestr(stanza.strip("\n"), headersonly=True)
+        if not fields["Package"] or "installed" not in (fields["Status"] or "").split():
+            continue
+        summary = (fields["Description"] or "").split("\n")[0]
+        found.append(
+            Package("debian", fields["Package"], fields["Version"] or "", fields["Architecture"] or "", summary=summary)
+        )
+    return found
+
+
+def _distributions(listed: list[dict[str, Any]], wheels: Path | None) -> list[Package]:
+    from packaging.utils import canonicalize_name
+
+    names = [(canonicalize_name(str(one["name"])), str(one["version"])) for one in listed]
+    hashes = _hashes(wheels, frozenset(names)) if wheels is not None else {}
+    found = []
+    for (name, version), one in zip(names, listed, strict=True):
+        found.append(
+            Package(
+                "python", name, version, licence=str(one["licence"]), licence_name=str(one["licence_name"]),
+                summary=str(one["summary"]), sha256=hashes.get((name, version), ""),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _hashes(wheels: Path, wanted: Container[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """sha256 of each wanted wheel by name and version; where wheelhouses hold two of one version, none is claimed."""
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+    files: dict[tuple[str, str], set[str]] = {}
+    for path in sorted(wheels.glob("*/*.whl")):
+        try:
+            name, version, _, _ = parse_wheel_filename(path.name)
+        except InvalidWheelFilename:
+            continue
+        if (name, str(version)) in wanted:
+            files.setdefault((name, str(version)), set()).add(sha256_file(path))
+    return {known: next(iter(digests)) for known, digests in files.items() if len(digests) == 1}
+
+
+def _fields(release: str) -> dict[str, str]:
+    pairs = (line.partition("=") for line in release.splitlines() if "=" in line)
+    return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}

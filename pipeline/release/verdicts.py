@@ -1,77 +1,102 @@
-"""Replay verdicts: this host's own, or the files of the hosts that have the GPUs."""
+"""Verdicts: whether one is about an image, and whether several together prove all of it.
+
+One rule for both sides: a release asks before it pushes, `attestation verify` asks of what is attached.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.contract.errors import PipelineError
-from pipeline.contract.text import shown
+from pipeline.contract.errors import CacheRefused, PipelineError, PublishError
 from pipeline.contract.verdict import Verdict
+from pipeline.registry.errors import printable
 
-from .faults import NotReplayed, VerdictsUnreadable
+from .images import untrusted
 
-_LARGEST = 4 << 20  # bytes; a verdict has some kilobytes
+_MAX_BYTES = 4 << 20  # a verdict has some kilobytes
 
 
-def read_verdicts(places: Iterable[Path]) -> tuple[Verdict, ...]:
-    """The verdicts in files, and in the `*.json` of folders; raise `VerdictsUnreadable` on one that is none."""
+@dataclass(frozen=True)
+class Subject:
+    """What a verdict must be about: an image's config digest, last layer's diff id, keys and their manifests."""
+
+    config_digest: str
+    cache_diff_id: str
+    keys: tuple[str, ...]
+    manifests: tuple[str, ...]
+
+
+def mismatch(verdict: Verdict, subject: Subject) -> str:
+    """Why a verdict does not count for an image; empty when it does."""
+    if verdict.config_digest != subject.config_digest:
+        return f"a verdict is of config {printable(verdict.config_digest, 26)}, the image's is {subject.config_digest}"
+    if verdict.cache_diff_id != subject.cache_diff_id:
+        return f"a verdict is of the cache layer {printable(verdict.cache_diff_id, 80)}, the image's last is another"
+    if not set(subject.manifests) <= set(verdict.manifest_sha256.split(",")):  # others came with the base image
+        return "a verdict is of other manifests than the label names"
+    if verdict.result != "pass":
+        return f"a verdict says {verdict.result}: {printable(next(iter(verdict.findings), ''))}"
+    return ""
+
+
+def unproven(verdicts: Iterable[Verdict], keys: Sequence[str]) -> tuple[str, ...]:
+    """The keys that none of these verdicts proves. Several hosts may each have replayed the keys of their own GPU."""
+    proven = {key for one in verdicts for key in one.replayed_keys()}
+    return tuple(key for key in keys if key not in proven)
+
+
+def read(content: bytes, what: str) -> Verdict:
+    """A verdict that anyone may have written; raise `InvalidResponse` or `CacheRefused`."""
+    with untrusted(what):
+        return Verdict.load(content)
+
+
+def read_files(places: Iterable[Path]) -> tuple[Verdict, ...]:
+    """The verdicts in files, and in the `*.json` of folders; raise `CacheRefused` on one that is none."""
     found: list[Verdict] = []
     for place in places:
         files = sorted(place.glob("*.json")) if place.is_dir() else [place]
-        found += [_read(path) for path in files]
+        found += [_read_file(path) for path in files]
     return tuple(found)
 
 
-def _read(path: Path) -> Verdict:
+def _read_file(path: Path) -> Verdict:
     try:
-        if path.stat().st_size > _LARGEST:
-            raise VerdictsUnreadable(f"{path} is too large for a verdict")
-        return Verdict.from_json(json.loads(path.read_bytes()))
+        if path.stat().st_size > _MAX_BYTES:
+            raise CacheRefused(f"{path} is too large for a verdict")
+        return read(path.read_bytes(), str(path))
     except OSError as error:
-        raise VerdictsUnreadable(
-            f"{path}: {error.strerror}", hint="`pipeline verify IMAGE --output FILE` writes a verdict where the GPU is"
+        raise CacheRefused(
+            f"{path}: {error.strerror}", hint="`pipeline verify IMAGE --out FILE` writes a verdict where the GPU is"
         ) from None
-    except (ValueError, RecursionError):
-        raise VerdictsUnreadable(f"{path} is not JSON", hint="--verdict takes verdicts, and folders of them") from None
     except PipelineError as error:
-        raise VerdictsUnreadable(f"{path}: {error.message}", hint=error.hint) from None
+        raise CacheRefused(f"{path}: {error.message}", hint="--verdict takes verdicts, and folders of them") from None
 
 
-def proofs(own: Verdict, given: Sequence[Verdict]) -> tuple[Verdict, ...]:
-    """The verdicts that together replayed every key of this very image, its own first.
+def sufficient(own: Verdict, given: Sequence[Verdict]) -> tuple[Verdict, ...]:
+    """The verdicts that together prove every key of this very image, its own first.
 
-    Those given must name its config digest, cache layer and manifests. Raise `NotReplayed` naming the keys that nobody
-    replayed, and what keeps each of the others from counting.
+    Raise `PublishError` naming the keys that nobody replayed, and what keeps each of the others from counting.
     """
-    needed = set(own.key.split(","))
+    subject = Subject(
+        own.config_digest, own.cache_diff_id, tuple(own.key.split(",")), tuple(own.manifest_sha256.split(","))
+    )
     taken = [own] if own.replayed_keys() else []
-    seen = set(own.replayed_keys())
     against: list[str] = []
-    for verdict in given:
-        why = _stranger(own, verdict)
+    for one in given:
+        why = mismatch(one, subject)
         if why:
-            against += [why] if needed & set(verdict.key.split(",")) else []
-        elif set(verdict.replayed_keys()) - seen:
-            taken.append(verdict)
-            seen |= set(verdict.replayed_keys())
-    missing = sorted(needed - seen)
+            against += [why] if set(subject.keys) & set(one.key.split(",")) else []
+        elif set(unproven(taken, subject.keys)) & set(one.replayed_keys()):
+            taken.append(one)
+    missing = unproven(taken, subject.keys)
     if missing:
-        raise NotReplayed(
+        raise PublishError(
             f"no replay verdict for {', '.join(missing)} in {own.config_digest[:19]}… ({own.device})",
             details=against,
             hint="build the same image where that device is (CACHE= bakes the same bytes), `pipeline verify IMAGE "
-            "--output FILE` there, and give that file with --verdict",
+            "--out FILE` there, and give that file with --verdict",
         )
     return tuple(taken)
-
-
-def _stranger(own: Verdict, other: Verdict) -> str:
-    """Why a verdict does not count for this image; empty when it does."""
-    names = {"config_digest": "image", "cache_diff_id": "cache layer", "manifest_sha256": "manifest", "key": "key"}
-    for name, word in names.items():
-        theirs, ours = getattr(other, name), getattr(own, name)
-        if theirs != ours:
-            return f"a verdict given is on {word} {shown(theirs[:26])}…, this one is {ours[:26]}…"
-    return "" if other.result == "pass" else f"the verdict given failed: {shown(other.findings[0])}"

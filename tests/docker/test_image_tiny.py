@@ -404,9 +404,13 @@ def test_the_entry_point_serves_another_user_on_a_read_only_root(built: dict[str
 
 
 def test_what_is_installed_is_listed_for_the_sbom(built: dict[str, Any], client: Any, home: Path) -> None:
-    from pipeline.release.contents import look
+    from pipeline.image.contain import Sandbox, run_to_end
+    from pipeline.release.sbom import installed
 
-    found = look(client, NAME, home / "tuned-image-pipeline" / "wheels")
+    def run(command: Any) -> str:
+        return run_to_end(client, NAME, list(command), Sandbox(user="65532:65532", read_only=True), max_wait=300).stdout
+
+    found = installed(run, home / "tuned-image-pipeline" / "wheels")
     packages = {(one.kind, one.name): one for one in found.packages}
     torch = packages["python", "torch"]
     assert torch.version.startswith("2.") and len(torch.sha256) == 64, "the wheel that the pipeline resolved"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -25,7 +24,7 @@ import release_debian  # noqa: E402 - lies beside the tests of the registry
 from release_faults import Proxy, Seen  # noqa: E402
 from release_registries import running  # noqa: E402
 
-from pipeline.release.media import AUTOTUNE  # noqa: E402
+from pipeline.release.media import AUTOTUNE, CYCLONEDX  # noqa: E402
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
@@ -49,6 +48,7 @@ judge = "off"
 model = "tiny"
 tp = 1
 device = "cpu"
+name = "other"
 cache = "nowhere"
 """
 
@@ -73,27 +73,16 @@ class Shop:
     proxy: Proxy
     env: dict[str, str]
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "pipeline",
-            "release",
-            "run",
-            "run",
-            "--registry",
-            self.proxy.host,
-            "--json",
-            *words,
-        ]
+    def start(self, *words: str, action: str = "run") -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "pipeline", "release", action, "--registry", self.proxy.host, "--json", *words]
         command += ["--matrix", str(self.folder / "release.toml"), "--sign", str(self.folder / "cosign.key")]
         return subprocess.Popen(
             command, cwd=ROOT, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
-    def release(self, *words: str) -> Ran:
+    def release(self, *words: str, action: str = "run") -> Ran:
         self.proxy.seen.clear()
-        process = self.start(*words)
+        process = self.start(*words, action=action)
         out, err = process.communicate(timeout=1500)
         assert "Traceback" not in err, err
         return Ran(process.returncode, json.loads(out) if out else {}, err)
@@ -111,11 +100,13 @@ class Shop:
         command = ["skopeo", "inspect", *words, "--tls-verify=false", f"docker://{name}"]
         return subprocess.run(command, capture_output=True, check=True, timeout=300).stdout
 
-    def autotune(self, cell: dict[str, Any]) -> list[str]:
-        """Digests of the attached autotune manifests of an image."""
-        repository, digest = cell["image"].rpartition(":")[0], cell["digest"]
+    def attached(self, cell: dict[str, Any], kind: str) -> list[str]:
+        """Digests of the blobs that are attached to an image, of one type."""
+        repository = cell["image"].rpartition(":")[0]
+        index = json.loads(self.skopeo("--raw", image=f"{repository}@{cell['digest']}"))
+        digest = index["manifests"][0]["digest"]
         listed = json.loads(self.skopeo("--raw", image=f"{repository}:{digest.replace(':', '-')}"))["manifests"]
-        found = [one["digest"] for one in listed if one["artifactType"] == AUTOTUNE]
+        found = [one["digest"] for one in listed if one["artifactType"] == kind]
         raw = [json.loads(self.skopeo("--raw", image=f"{repository}@{one}")) for one in found]
         return [layer["digest"] for one in raw for layer in one["layers"]]
 
@@ -125,7 +116,7 @@ class Shop:
             capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
         found = json.loads(done.stdout)["Tags"] if done.returncode == 0 else []
-        return [tag for tag in found if not tag.startswith("sha256-")]  # cosign's, and the list of referrers
+        return [tag for tag in found if not tag.startswith(("sha256-", "inputs-"))]
 
 
 @pytest.fixture(scope="module")
@@ -193,9 +184,9 @@ def test_a_killed_release_goes_on_and_a_failing_cell_stops_no_other(shop: Shop, 
     assert "replay on" not in released.stderr, "what was replayed is not replayed again"
     assert released.cell["status"] == "pushed", released.stderr
     failed = released.told["cells"][1]
-    assert (failed["status"], failed["code"]) == ("failed", 2)
+    assert (failed["status"], failed["code"]) == ("failed", 7)
     assert "nowhere is not a directory" in failed["why"]
-    assert released.status == 2, "the code of the one cell that failed"
+    assert released.status == 7, "the code of the one cell that failed"
     assert "127.0.0.1" in released.stderr and "1 pushed, 1 failed" in released.stderr
     assert [released.cell["image"].rpartition(":")[2]] == shop.tags()
     tag = [one.path for one in shop.written() if "/manifests/tiny-" in one.path]
@@ -215,38 +206,42 @@ def test_what_was_pushed_can_be_trusted(shop: Shop, released: Ran) -> None:
     notes = json.loads(shop.skopeo("--raw", image=image))["annotations"]
     assert notes["org.opencontainers.image.licenses"] == "Apache-2.0"
     assert len(notes["org.opencontainers.image.revision"]) >= 40
-    config = shop.skopeo("--config", "--raw", image=image)
-    assert "sha256:" + hashlib.sha256(config).hexdigest() == released.cell["config_digest"]
+    assert notes["io.github.tuned-image-pipeline.inputs"]
 
 
-def test_a_finished_release_is_skipped_and_writes_nothing(shop: Shop, released: Ran) -> None:
-    again = shop.release("tiny")
-    assert again.cell["status"] == "skipped"
+def test_a_finished_release_is_skipped_writes_nothing_and_needs_no_engine(shop: Shop, released: Ran) -> None:
+    away = Shop(shop.folder, shop.proxy, {**shop.env, "DOCKER_HOST": "unix:///nowhere/docker.sock"})
+    again = away.release("--cell", "tiny-tp1")
+    assert (again.status, again.cell["status"]) == (0, "released"), again.stderr
     assert again.cell["digest"] == released.cell["digest"]
     assert shop.written() == []
     assert "→" not in again.stderr, "no step was taken"
     (shop.folder / "home" / "tuned-image-pipeline" / "releases").rename(shop.folder / "forgotten")
-    fresh = shop.release("--dry-run", "--move-tag", "latest-{model}")
-    assert fresh.cell["status"] == "skipped", "a host that knows nothing finds it by its annotation"
+    fresh = away.release("--dry-run", "--floating-tag", "latest-{model}")
+    assert fresh.cell["status"] == "released", "a host that knows nothing finds it by its inputs"
     assert shop.tags() == [released.cell["image"].rpartition(":")[2]], "a dry run moves nothing"
+    cells = away.release(action="cells").told
+    assert [(one["name"], one["released"], bool(one["error"])) for one in cells] == [
+        ("tiny-tp1", True, False), ("tiny-tp1-other", False, True),
+    ]  # fmt: skip
+    finished = away.release("--floating-tag", "latest-{model}", action="finish")
+    assert finished.status == 7 and finished.told["tags"] == ["latest-tiny"]
 
 
 def test_a_retuned_image_pushes_its_cache_and_no_tag_is_moved(shop: Shop, released: Ran) -> None:
-    refused = shop.release("--retune")
+    refused = shop.release("--retune", "--cell", "tiny-tp1")
     assert (refused.cell["status"], refused.cell["code"]) == ("failed", 8)
     assert "a tag is never moved" in refused.cell["why"]
     assert shop.sent() == []
     fault = shop.proxy.fail(method="POST", path="/blobs/uploads/", status=405)
-    reading = shop.release("--retune")
+    reading = shop.release("--retune", "--cell", "tiny-tp1")
     shop.proxy.faults.remove(fault)
     assert (reading.status, reading.cell["status"]) == (8, "failed")
     assert "in lock-step" not in reading.stderr and "may be pushed to" in reading.cell["why"], "told before any work"
-    pushed = shop.release("--tag", "{model}-{key}-{cache}", "--move-tag", "latest")
+    pushed = shop.release("--retune", "--cell", "tiny-tp1", "--tag", "{model}-{key}-{cache}")
     assert pushed.cell["status"] == "pushed", pushed.stderr
-    assert pushed.cell["moved"] == ["latest"]
-    assert sorted(shop.tags()) == sorted(
-        ["latest", pushed.cell["image"].rpartition(":")[2], released.cell["image"].rpartition(":")[2]]
-    )
+    both = {pushed.cell["image"].rpartition(":")[2], released.cell["image"].rpartition(":")[2]}
+    assert both <= set(shop.tags())
     repository = pushed.cell["image"].rpartition(":")[0]
     index = json.loads(shop.skopeo("--raw", image=f"{repository}@{pushed.cell['digest']}"))
     manifest = json.loads(shop.skopeo("--raw", image=f"{repository}@{index['manifests'][0]['digest']}"))
@@ -254,15 +249,25 @@ def test_a_retuned_image_pushes_its_cache_and_no_tag_is_moved(shop: Shop, releas
     sent = {unquote(one.path).rpartition("digest=")[2]: one.size for one in shop.written() if "digest=" in one.path}
     assert [layer for layer in layers if layer in sent] == layers[-1:], "of the layers the cache alone travels"
     assert manifest["config"]["digest"] in sent
-    grows = sum(sent[digest] for digest in (layers[-1], *shop.autotune(pushed.cell)))
+    beside = [digest for kind in (AUTOTUNE, CYCLONEDX) for digest in shop.attached(pushed.cell, kind)]
+    grows = sum(sent[digest] for digest in (layers[-1], *beside))
     assert sum(one.size for one in shop.sent()) - grows < FIXED, sent
+
+
+def test_layers_can_be_zstd(shop: Shop, released: Ran) -> None:
+    done = shop.release("--retune", "--cell", "tiny-tp1", "--tag", "zstd-{cache}", "--compression", "zstd")
+    assert done.cell["status"] == "pushed", done.stderr
+    repository = done.cell["image"].rpartition(":")[0]
+    index = json.loads(shop.skopeo("--raw", image=f"{repository}@{done.cell['digest']}"))
+    manifest = json.loads(shop.skopeo("--raw", image=f"{repository}@{index['manifests'][0]['digest']}"))
+    assert {layer["mediaType"].rpartition("+")[2] for layer in manifest["layers"]} == {"zstd"}
 
 
 def test_the_classic_store_is_refused_before_anything_is_built(shop: Shop, engine: Any) -> None:
     if engine.containerd_store:
         pytest.skip("the engine of this host has the containerd store itself")
     done = subprocess.run(
-        [sys.executable, "-m", "pipeline", "release", "run", "run", "run", "tiny", "--registry", shop.proxy.host],
+        [sys.executable, "-m", "pipeline", "release", "run", "tiny", "--registry", shop.proxy.host],
         cwd=ROOT, env={**shop.env, "DOCKER_HOST": engine.host}, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 4

@@ -1,4 +1,4 @@
-"""Small images in a registry, as a release leaves them, made without an engine; and ways to leave something out."""
+"""Small images as a build leaves them, made without an engine: what `BuiltImage` is to a release, and its export."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import json
 import os
 import subprocess
 import tarfile
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,87 +21,117 @@ from pipeline.contract.places import CACHE_ROOT, MANIFEST_FILE
 from pipeline.contract.verdict import Verdict
 from pipeline.image.labels import KEY, PREFIX
 from pipeline.registry.client import Registry
-from pipeline.registry.descriptors import Descriptor, Manifest
+from pipeline.registry.descriptors import INDEX, MANIFEST, Descriptor
 from pipeline.registry.reference import Reference
 from pipeline.release import media
+from pipeline.release.annotations import GPU, INPUTS
+from pipeline.release.cosign import Signer
+from pipeline.release.publish import Published, Publisher
 
 KEY_PASSWORD = "k3y-word-of-a-test"
+BASE = bytes(range(256)) * 400
+DISTRIBUTION = {"name": "torch", "version": "2.13.0", "licence": "BSD-3-Clause", "licence_name": "", "summary": "x"}
 
 
-@dataclass(frozen=True)
-class Sample:
-    """An image that was pushed by digest: its reference, what its verdict must say, and its manifest.json."""
+@dataclass
+class SampleImage:
+    """An image of a base layer and a cache layer. `without` leaves out `annotations` or `provenance`."""
 
-    reference: Reference
-    verdict: Verdict
-    autotune: bytes
+    folder: Path
+    tactic: int = 3
+    platform: str = "amd64"
+    without: tuple[str, ...] = ()
+    subject: str = ""  # of its provenance, where that is to be wrong
+    exports: int = 0
+    gpu: str = "cpu-x86_64"
+    time: int = 1_577_836_800
+    labels: dict[str, str] = field(init=False)
+    config: bytes = field(init=False)
+    layers: list[bytes] = field(init=False)
+    verdict: Verdict = field(init=False)
+
+    def __post_init__(self) -> None:
+        root = self.folder / f"root-{self.tactic}-{self.platform}"
+        place = root / cache_samples.manifest(tactic=self.tactic)[0].key
+        if not root.exists():
+            cache_samples.write(root, tactic=self.tactic)
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w") as archive:
+            for path in sorted(root.rglob("*")):
+                info = archive.gettarinfo(path, f"{CACHE_ROOT.lstrip('/')}/{path.relative_to(root)}")
+                info.mtime = 0
+                archive.addfile(info, io.BytesIO(path.read_bytes()) if path.is_file() else None)
+        tars = [BASE, out.getvalue()]
+        self.layers = [gzip.compress(tar, mtime=0) for tar in tars]
+        made, _ = cache_samples.manifest(tactic=self.tactic)
+        sha = sha256_file(place / MANIFEST_FILE)
+        self.manifests = ((place / MANIFEST_FILE).read_bytes(),)
+        self.labels = {
+            KEY: made.key, f"{PREFIX}.plan": made.plan.digest, f"{PREFIX}.manifest": sha,
+            f"{PREFIX}.flashinfer": "0.6.16",
+        }  # fmt: skip
+        diff_ids = [f"sha256:{sha256_bytes(tar)}" for tar in tars]
+        config = {"architecture": self.platform, "os": "linux", "config": {"Labels": self.labels},
+                  "rootfs": {"type": "layers", "diff_ids": diff_ids}}  # fmt: skip
+        self.config = json.dumps(config).encode()
+        self.verdict = Verdict(self.config_digest, diff_ids[-1], sha, made.key, "A CPU", "replay", "pass", {"keys": 1})
+        self.wheels, self.log = self.folder / "wheels", self.folder / "log"
+
+    @property
+    def config_digest(self) -> str:
+        return f"sha256:{sha256_bytes(self.config)}"
+
+    def annotations(self) -> dict[str, str]:
+        return {} if "annotations" in self.without else {**self.labels, GPU: self.gpu}
+
+    def run(self, words: Any) -> str:
+        return json.dumps({"distributions": [DISTRIBUTION], "status": "", "release": "ID=debian"})
+
+    def export(self, layout: Path, name: str, annotations: Any, compression: str) -> str:
+        """Fill a layout as BuildKit does; two exports differ in the time that their provenance names."""
+        self.exports += 1
+
+        def put(data: bytes, kind: str, **more: Any) -> Descriptor:
+            path = layout / "blobs" / "sha256" / sha256_bytes(data)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            return replace(Descriptor.of(data, kind), **more)
+
+        def put_json(value: Any, kind: str, **more: Any) -> Descriptor:
+            return put(json.dumps(value).encode(), kind, **more)
+
+        whole = {"schemaVersion": 2, "mediaType": MANIFEST, "annotations": dict(annotations)}
+        image = put_json(
+            {**whole, "config": put(self.config, media.IMAGE_CONFIG).to_json(),
+             "layers": [put(layer, media.LAYER_GZIP).to_json() for layer in self.layers]},
+            MANIFEST, platform={"architecture": self.platform, "os": "linux"},
+        )  # fmt: skip
+        entries = [image]
+        if "provenance" not in self.without:
+            kind = "https://slsa.dev/provenance/v1"
+            subject = (self.subject or image.digest).removeprefix("sha256:")
+            statement = {
+                "predicateType": kind, "subject": [{"name": "_", "digest": {"sha256": subject}}],
+                "predicate": {"buildDefinition": {"buildType": "a test's"}, "started": time.time_ns()},
+            }  # fmt: skip
+            note = {"in-toto.io/predicate-type": kind}
+            layer = put_json(statement, "application/vnd.in-toto+json", annotations=note)
+            value = {"schemaVersion": 2, "mediaType": MANIFEST, "layers": [layer.to_json()],
+                     "config": put(b"{}", media.IMAGE_CONFIG).to_json()}  # fmt: skip
+            notes = {media.ATTESTATION_OF: image.digest, media.ATTESTATION_KIND: "attestation-manifest"}
+            entries.append(put_json(value, MANIFEST, annotations=notes, platform={"architecture": "unknown"}))
+        value = {**whole, "mediaType": INDEX, "manifests": [one.to_json() for one in entries]}
+        return put_json(value, INDEX).digest
 
 
-def put_json(registry: Registry, repository: str, value: Any, kind: str) -> Descriptor:
-    return registry.put_blob(repository, json.dumps(value).encode(), kind)
-
-
-def put_manifest(registry: Registry, repository: str, value: dict[str, Any]) -> Descriptor:
-    body = json.dumps(value).encode()
-    digest = f"sha256:{sha256_bytes(body)}"
-    registry.put_manifest(repository, Manifest.of(body, value["mediaType"]))
-    return Descriptor(value["mediaType"], digest, len(body))
-
-
-def push(
-    registry: Registry,
-    repository: str,
-    tmp_path: Path,
-    *,
-    tactic: int = 3,
-    annotate: bool = True,
-    provenance: Any = "own",
-) -> Sample:
-    """An index with one image of a base layer and a cache layer, and BuildKit's provenance beside it."""
-    root = tmp_path / f"root-{tactic}"
-    place = cache_samples.write(root, tactic=tactic)
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        archive.add(root, CACHE_ROOT.lstrip("/"))
-    layers, diff_ids = [], []
-    for data in (b"\0" * 10240, out.getvalue()):
-        layers.append(registry.put_blob(repository, gzip.compress(data, mtime=0), media.LAYER_GZIP).to_json())
-        diff_ids.append(f"sha256:{sha256_bytes(data)}")
-    made, _ = cache_samples.manifest(tactic=tactic)
-    sha = sha256_file(place / MANIFEST_FILE)
-    labels = {KEY: made.key, f"{PREFIX}.plan": made.plan.digest, f"{PREFIX}.manifest": sha}
-    config = {"architecture": "amd64", "os": "linux", "config": {"Labels": labels},
-              "rootfs": {"type": "layers", "diff_ids": diff_ids}}  # fmt: skip
-    named = put_json(registry, repository, config, media.CONFIG)
-    image = put_manifest(registry, repository, {
-        "schemaVersion": 2, "mediaType": media.MANIFEST, "config": named.to_json(), "layers": layers,
-        **({"annotations": labels} if annotate else {}),
-    })  # fmt: skip
-    entries = [image.to_json() | {"platform": {"architecture": "amd64", "os": "linux"}}]
-    if provenance is not None:
-        entries.append(_attestation(registry, repository, image, provenance))
-    index = put_manifest(registry, repository, {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": entries})
-    verdict = Verdict(named.digest, diff_ids[-1], sha, made.key, "A CPU", "replay", "pass", {"keys": 1})
-    return Sample(
-        Reference(registry.name, repository, digest=index.digest), verdict, (place / MANIFEST_FILE).read_bytes()
-    )
-
-
-def _attestation(registry: Registry, repository: str, image: Descriptor, provenance: Any) -> dict[str, Any]:
-    kind = "https://slsa.dev/provenance/v1"
-    digest = image.digest if provenance == "own" else provenance
-    statement = {
-        "_type": "https://in-toto.io/Statement/v0.1", "predicateType": kind,
-        "subject": [{"name": "_", "digest": {"sha256": digest.removeprefix("sha256:")}}],
-        "predicate": {"buildDefinition": {"buildType": "a build of a test"}},
-    }  # fmt: skip
-    blob = put_json(registry, repository, statement, "application/vnd.in-toto+json")
-    layer = replace(blob, annotations={"in-toto.io/predicate-type": kind})
-    config = put_json(registry, repository, {"architecture": "unknown", "os": "unknown"}, media.CONFIG)
-    made = put_manifest(registry, repository, {"schemaVersion": 2, "mediaType": media.MANIFEST,
-                                               "config": config.to_json(), "layers": [layer.to_json()]})  # fmt: skip
-    notes = {"vnd.docker.reference.digest": image.digest, "vnd.docker.reference.type": "attestation-manifest"}
-    return replace(made, annotations=notes).to_json() | {"platform": {"architecture": "unknown", "os": "unknown"}}
+def release(
+    registry: Registry, repository: str, image: SampleImage, *, tag: str = "", signer: Signer | None = None,
+    inputs: str = "1" * 64, home: Path | None = None,
+) -> Published:  # fmt: skip
+    """Publish an image as a release does."""
+    layout = image.folder / "layout"
+    publisher = Publisher(registry, Reference(registry.name, repository), home or image.folder / "home", layout, signer)
+    return publisher.publish(image, (image.verdict,), inputs, {**image.annotations(), INPUTS: inputs}, tag)
 
 
 def key_pair(folder: Path) -> tuple[Path, Path]:

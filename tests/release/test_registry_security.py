@@ -7,13 +7,14 @@ from __future__ import annotations
 import base64
 import json
 import re
+import threading
 
 import pytest
 from release_registries import NOBODY, PASSWORD, QUICK, USER, auth_of, image
 from release_standin import Standin
 
 from pipeline.contract.exits import Exit
-from pipeline.registry.client import Registry
+from pipeline.registry.client import Registry, parallel_map
 from pipeline.registry.credentials import HUB_KEY, Credentials, Login, docker_config
 from pipeline.registry.errors import (
     CredentialsInvalid,
@@ -196,6 +197,20 @@ def test_challenges_are_read_as_the_standard_has_them():
     found = Challenge.parse(r'Bearer realm="https://x/t",service="a, b=\"c\"",scope="s" , Basic realm="Registry"')
     assert [one.scheme for one in found] == ["bearer", "basic"]
     assert found[0].parameters == {"realm": "https://x/t", "service": 'a, b="c"', "scope": "s"}
+
+
+def test_requests_that_are_challenged_at_the_same_time_are_all_answered():
+    """The answer that one of them brought must not look to the others as if it had been refused."""
+    together = threading.Barrier(4, timeout=30)
+
+    def ask(request):
+        if request.authorization:
+            return 200, {}, b""
+        together.wait()
+        return challenge('Basic realm="x"')
+
+    with Standin(ask) as server, Registry(server.host, login(server.host), QUICK) as registry:
+        assert parallel_map(lambda _: registry.has_blob("some/where", DIGEST), range(4), 4) == [True] * 4
 
 
 # Logins

@@ -12,9 +12,6 @@ from pipeline.contract.exits import Exit
 if TYPE_CHECKING:
     from pipeline.release.caches import Stored
 
-if TYPE_CHECKING:
-    pass
-
 
 def configure_push(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cache push`."""
@@ -38,7 +35,7 @@ def execute_push(arguments: argparse.Namespace) -> int:
     from pipeline.contract.errors import UsageError
     from pipeline.registry.client import Registry
     from pipeline.release import caches
-    from pipeline.release.sign import Signer
+    from pipeline.release.cosign import Signer
 
     to = reference(arguments.to)
     if to.digest:
@@ -53,10 +50,11 @@ def execute_pull(arguments: argparse.Namespace) -> int:
     """Pull; prints the name by digest on stdout."""
     from pipeline.registry.client import Registry
     from pipeline.release import caches
+    from pipeline.release.cosign import Verifier
 
     source = reference(arguments.source)
     with Registry(source.registry) as registry:
-        _say(caches.pull(registry, source, arguments.output, key=arguments.key))
+        _say(caches.pull(registry, source, arguments.output, verifier=Verifier(arguments.key)))
     return int(Exit.OK)
 
 

@@ -1,0 +1,58 @@
+"""OCI annotations of a released image: its labels, and what may change without changing the image."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pipeline.contract.errors import UsageError
+from pipeline.image.labels import PREFIX
+from pipeline.registry.errors import printable
+from pipeline.run import ProcessFailed, ProgramMissing, run
+
+INPUTS = f"{PREFIX}.inputs"  # the inputs digest: the same one is not built or pushed again
+GPU = f"{PREFIX}.gpu"  # as a tag shows it
+_OCI = "org.opencontainers.image"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+
+
+def check_annotations(own: Mapping[str, str]) -> dict[str, str]:
+    """The user's annotations; raise `UsageError` on reserved names, and on what cannot be one."""
+    wrong = [f"{name} is set by the release itself" for name in own if name.startswith(PREFIX)]
+    wrong += [f"{printable(name, 60)} is not a name of an annotation" for name in own if not _NAME.fullmatch(name)]
+    wrong += [
+        f"{printable(name, 60)} has control characters in its value" for name in own if not own[name].isprintable()
+    ]
+    if wrong:
+        raise UsageError(wrong[0], details=wrong, hint='such as "org.opencontainers.image.licenses"')
+    return dict(own)
+
+
+def revision_annotations(root: Path) -> dict[str, str]:
+    """The checkout's commit (with `-dirty` where files differ from it) and its origin's address without a login."""
+    commit = _git(root, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    source = public_address(_git(root, "remote", "get-url", "origin"))
+    return {name: text for name, text in ((f"{_OCI}.revision", commit), (f"{_OCI}.source", source)) if text}
+
+
+def public_address(remote: str) -> str:
+    """The https address of a git remote, without user and password; empty for a path on this host."""
+    match = re.fullmatch(r"(?:[^@/\s]+@)?([^:/\s]+\.[^:/\s]+):(?!//)(\S+)", remote)  # git@host:path
+    if match:
+        return f"https://{match[1]}/{match[2]}".removesuffix(".git")
+    try:
+        parts = urlsplit(remote)
+    except ValueError:
+        return ""
+    if parts.scheme not in ("https", "http", "ssh", "git") or not parts.hostname:
+        return ""
+    return f"https://{parts.hostname}{parts.path}".removesuffix(".git")
+
+
+def _git(root: Path, *words: str) -> str:
+    try:
+        return run(["git", "-C", str(root), *words], capture=True, timeout=30).stdout.strip()
+    except (ProcessFailed, ProgramMissing):
+        return ""

@@ -1,0 +1,235 @@
+"""All that a release uses of the road that builds images, in one place: a request, what decides its result, and the
+image that came of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.contract.digest import sha256_file, sha256_json
+from pipeline.contract.errors import CacheRefused, PublishError, UsageError
+from pipeline.contract.verdict import Verdict
+from pipeline.home import cache_home
+from pipeline.image import flow
+from pipeline.image.arguments import ROOT, add_tuning_options, request_from
+from pipeline.image.bake import bake
+from pipeline.image.buildkit import Export
+from pipeline.image.caches import collect
+from pipeline.image.contain import Sandbox, run_to_end
+from pipeline.image.contexts import FIXED_TIME
+from pipeline.image.guard import connected, translated
+from pipeline.image.labels import labels
+from pipeline.image.naming import gpu_of
+from pipeline.image.outcome import Clock, log_file
+from pipeline.image.prepare import prepare
+from pipeline.image.probes import Probes
+from pipeline.image.request import Request
+from pipeline.image.staging import code_content, tree_digest
+from pipeline.image.verify import device_name
+from pipeline.planning.ops import Target
+
+from .matrix import Cell
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from pipeline.daemon import Engine
+
+__all__ = ["ROOT", "Builder", "BuiltImage", "builder", "cell_options", "inputs_of", "request_of"]
+
+# Options of a build that say how a host does it; all others say what an image is, and a matrix says those itself.
+_OF_THE_HOST = frozenset(
+    {
+        "retune", "no_resume", "tune_in", "gpus", "require_idle", "timeout", "tune_max_wait", "store", "judge_budget",
+        "jurors",
+    }
+)  # fmt: skip
+_TIMEOUTS = frozenset({"--timeout", "--engine-max-wait"})
+_SLSA_V1_SINCE = 29  # Docker Engine, whose BuildKit surely knows it; older ones write SLSA 0.2
+_LIST_TIMEOUT = 300.0  # seconds that listing what is installed may take
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a build."""
+    add_tuning_options(parser)
+
+
+def cell_options() -> Mapping[str, Any]:
+    """The options that say what an image is, by their names in a namespace, with what they are when not given."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_tuning_options(parser)
+    return {name: value for name, value in vars(parser.parse_args([])).items() if name not in _OF_THE_HOST}
+
+
+def request_of(arguments: argparse.Namespace, cell: Cell) -> Request:
+    """The request of a cell; raise `UsageError`, or `CacheRefused` where its caches are missing or unsound."""
+    one = copy.copy(arguments)
+    for name, value in {**cell.settings, "model": cell.model, "cache": cell.caches, "image": ""}.items():
+        setattr(one, name, value)
+    missing = [str(root) for root in cell.caches if not root.is_dir()]
+    if missing:  # no fault of the settings: this cell fails alone
+        raise CacheRefused(f"{', '.join(missing)} is not a directory", hint="the cell's cache: a root above <version>/")
+    if cell.caches:  # these are for the cells that tune
+        one.retune, one.tune_in = False, ""
+    elif not one.device.strip() and not one.arch.strip():
+        one.device = "cpu"  # an image is of a device that its cell names, not of what the host happens to have
+    return request_from(one)
+
+
+def inputs_of(request: Request, cell: Cell, annotations: Mapping[str, str]) -> str:
+    """One digest of all that decides an image, the same on every host, and known without a Docker Engine."""
+    arch = str(cell.settings.get("arch", "")) or "90a"
+    plan = request.plan(Target("cuda", arch) if request.device == "cuda" else None, "")
+    sources = [request.root / "versions.json"]
+    for folder in ("docker", "requirements"):
+        sources += sorted(path for path in (request.root / folder).rglob("*") if path.is_file())
+    words = list(request.tune_options)
+    options = [pair for pair in zip(words[::2], words[1::2], strict=True) if pair[0] not in _TIMEOUTS]
+    tuned = {"options": options, "previous": tree_digest(request.previous)} if not cell.caches else {}
+    return sha256_json(
+        {
+            "schema": 2,
+            "sources": [[str(path.relative_to(request.root)), sha256_file(path)] for path in sources],
+            "code": code_content(),
+            "plan": plan.to_json(),
+            "base": [request.base_image, request.accept_base_versions],
+            "modules": request.bake_jit,
+            "caches": sorted(tree_digest(root) for root in cell.caches),
+            "devices": cell.devices or cell.gpus,
+            "platform": cell.platform,
+            "annotations": dict(annotations),
+            **tuned,
+        }
+    )
+
+
+@dataclass(frozen=True)
+class BuiltImage:
+    """A baked and verified image in the engine."""
+
+    done: flow.Finished
+
+    @property
+    def config_digest(self) -> str:
+        """The digest of its config, which verdicts are bound to."""
+        return self.done.built.config_digest
+
+    @property
+    def verdict(self) -> Verdict:
+        """What this host's verify found."""
+        return self.done.verdict
+
+    @property
+    def manifests(self) -> tuple[bytes, ...]:
+        """manifest.json of each key, as it was baked."""
+        return tuple(key.manifest_bytes for key in self.done.keys)
+
+    @property
+    def gpu(self) -> str:
+        """What it was tuned on, as a tag shows it."""
+        return gpu_of(self.done.manifests)
+
+    @property
+    def log(self) -> Path:
+        """The log of the run."""
+        return self.done.prepared.builder.log
+
+    def annotations(self) -> dict[str, str]:
+        """Its labels, when it was tuned, and which base it stands on."""
+        prepared = self.done.prepared
+        found = labels(self.done.keys, prepared.base.reference, prepared.modules)
+        found["org.opencontainers.image.created"] = max(one.ended for one in self.done.manifests)
+        digests = prepared.client.images.get(prepared.base.image_id).attrs.get("RepoDigests") or ()
+        if digests:
+            found["org.opencontainers.image.base.digest"] = str(digests[0]).rpartition("@")[2]
+        return found
+
+    def export(self, layout: Path, name: str, annotations: Mapping[str, str], compression: str) -> str:
+        """Put it into an OCI layout with SLSA provenance; return the digest of its index. Raises `BuildError`."""
+        version = re.match(r"[0-9]+", self.done.prepared.engine.version)
+        knows_v1 = version is not None and int(version[0]) >= _SLSA_V1_SINCE
+        provenance = "mode=max,version=v1" if knows_v1 else "mode=max"
+        wanted = Export(layout, name, annotations, compression=compression, provenance=provenance)
+        made = bake(self.done.prepared, self.done.keys, wanted)
+        return made.image_id
+
+    def run(self, command: Sequence[str]) -> str:
+        """What a command prints in a container of it, without network, as a user of no name. Raises `PublishError`."""
+        sandbox = Sandbox(user="65532:65532", read_only=True)
+        ended = run_to_end(
+            self.done.prepared.client, self.done.built.image_id, list(command), sandbox, max_wait=_LIST_TIMEOUT
+        )
+        if ended.status != 0:
+            raise PublishError(f"{command[0]} in the image ended with {ended.status}", details=ended.stderr)
+        return ended.stdout
+
+    @property
+    def wheels(self) -> Path:
+        """The folder of wheelhouses, for the hashes of what is installed."""
+        return self.done.prepared.home / "wheels"
+
+    @property
+    def time(self) -> int:
+        """The time that all its files have, in seconds since the epoch."""
+        return FIXED_TIME
+
+
+@dataclass(frozen=True)
+class Builder:
+    """An engine to build with."""
+
+    client: DockerClient
+    engine: Engine
+    log: Path
+    probes: Probes
+
+    @property
+    def platform(self) -> str:
+        """The engine's own platform, such as amd64."""
+        return str(self.client.version().get("Arch", ""))
+
+    def build(self, request: Request, cell: Cell) -> BuiltImage:
+        """Tune (or take from the store, or from the cell's caches), bake and verify. Raises the failed step's error."""
+        if cell.platform and cell.platform != self.platform:
+            raise UsageError(
+                f"{cell.name} is for {cell.platform}, and this engine builds {self.platform}",
+                hint="run this cell on a host of that platform",
+            )
+        with translated(self.engine):
+            prepared = prepare(request, self.engine, self.client, self.log, self.probes)
+            _check_caches(request, cell, prepared.plan)
+            done = flow.finish(request, prepared, Clock(), self.log)
+            flow.give_name(done)
+            return BuiltImage(done)
+
+
+@contextlib.contextmanager
+def builder() -> Iterator[Builder]:
+    """An engine with the containerd image store: the classic one refuses attestations and drops annotations."""
+    from pipeline.daemon import up
+
+    engine = up("containerd")
+    with connected(engine) as client:
+        yield Builder(client, engine, log_file(cache_home(), "release"), Probes())
+
+
+def _check_caches(request: Request, cell: Cell, wanted: Any) -> None:  # noqa: ANN401 - the plan's class is being rebuilt
+    """Raise `CacheRefused` where imported caches are not what the cell's name says."""
+    wrong = []
+    for one in collect(request.caches) if request.caches else ():
+        plan, gpus = one.manifest.plan, one.manifest.record.host.gpus
+        if plan.model != wanted.model or plan.layout != wanted.layout:
+            wrong.append(f"{one.manifest.key} was tuned for {plan.model} with TP {plan.layout.tp}")
+        if cell.devices and gpus and not set(gpus) <= set(cell.devices):
+            found = device_name(one.manifest)
+            wrong.append(f"{one.manifest.key} was tuned on {found}, not on {' or '.join(cell.devices)}")
+    if wrong:
+        raise CacheRefused(
+            f"{cell.name}: {wrong[0]}", details=wrong, hint="a cell's cache holds that cell's keys and no others"
+        )

@@ -1,0 +1,403 @@
+"""release.toml: read strictly, with every error at once, and expanded into cells. Each cell is one image to release.
+
+    registry = "registry.example/team/tuned"
+    tag = "{model}-tp{tp}-{gpu}-fi{flashinfer}-{key}"
+    floating = ["{model}-latest"]
+
+    [gpus.h200]
+    name = "NVIDIA H200"
+    arch = "90a"
+    cache = "caches/{model}-tp{tp}-h200"
+    verdict = "verdicts"
+
+    [servers.vllm]
+    base_image = "vllm/vllm-openai:v0.12.0@sha256:…"
+
+    [[cells]]
+    model = ["llama-3.1-8b", "qwen3-8b"]
+    tp = [1, 2]
+    gpu = ["h200", "h100+h200"]
+    server = "vllm"
+
+    [[exclude]]
+    model = "qwen3-8b"
+    tp = 2
+
+Lists of `model`, `tp`, `gpu`, `server` and `platform` are crossed. `h100+h200` gathers the caches of both in one image.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import math
+import string
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from pipeline.contract.errors import UsageError
+from pipeline.image.naming import plain
+from pipeline.planning.buckets import read_buckets, spell_buckets
+from pipeline.planning.model_source import usual_tp
+from pipeline.planning.problems import Problems
+
+_MAX_BYTES = 1 << 20  # a matrix has some hundred lines
+_MAX_CELLS = 1000  # of a table that is crossed: more are a mistake
+_PATH_FIELDS = ("model", "tp", "gpu", "server")
+# What a cell hands on to a build under the same name; lists become its comma-separated words.
+_HANDED_ON = (
+    "ep", "pp", "dp", "device", "arch", "max_tokens", "buckets", "round_up", "ops", "skip_ops", "backends",
+    "base_image", "accept_base_versions", "strategy", "judge",
+)  # fmt: skip
+
+
+class MatrixInvalid(UsageError):
+    """release.toml cannot be read, or says what no release can mean."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One image to release. `name` is stable: the same table of the matrix gives it again.
+
+    `gpus` are names of GPU tables, `devices` the driver's names of them (where a table says it), `server` and
+    `platform` are empty where not named. `settings` are arguments of a build by name, `caches` cache roots to bake
+    instead of tuning, `verdicts` files and folders.
+    """
+
+    name: str
+    model: str
+    tp: int
+    gpus: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    server: str = ""
+    platform: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    caches: tuple[Path, ...] = ()
+    verdicts: tuple[Path, ...] = ()
+
+    @property
+    def gpu(self) -> str:
+        """The GPU types as a tag shows them."""
+        return "-".join(self.gpus)
+
+    @property
+    def group(self) -> str:
+        """The name without the platform: cells of one group become one index."""
+        return self.name.removesuffix(f"-{self.platform}") if self.platform else self.name
+
+    @property
+    def device(self) -> str:
+        """What a host must have to tune and to replay it, in words."""
+        kind = " + ".join(self.devices or self.gpus)
+        if not kind:
+            arch = str(self.settings.get("arch", ""))
+            kind = f"a GPU of sm_{arch}" if self.settings.get("device") == "cuda" or arch[:1].isdigit() else "a CPU"
+        return f"{kind}, {self.platform}" if self.platform else kind
+
+
+def _listed(value: object) -> object:
+    return value if isinstance(value, list) else [value]
+
+
+def _buckets(value: object) -> str:
+    """A count, a text as `--buckets` takes it, or a list of these; equal buckets have one spelling."""
+    named = value if isinstance(value, list) else [value]
+    problems = Problems()
+    if any(type(one) not in (int, str) for one in named):
+        problems.add("input should be token counts and ranges", 'such as [1, 2, 4, "8-256:8"]')
+    else:
+        counts = read_buckets(",".join(map(str, named)), problems, "buckets")
+        if counts and not problems.found:
+            return spell_buckets(counts)
+        if not problems.found:
+            problems.add("there is no token count")
+    raise PydanticCustomError("buckets", "{said}", {"said": "; ".join(problems.lines())})
+
+
+_SHORT = r"[a-z0-9]+([.-][a-z0-9]+)*"
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Short = Annotated[str, Field(pattern=rf"^{_SHORT}$", max_length=40)]
+Count = Annotated[int, Field(ge=1, le=4096)]
+Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
+Names = Annotated[list[Name], BeforeValidator(_listed), Field(min_length=1)]
+Counts = Annotated[list[Count], BeforeValidator(_listed), Field(min_length=1)]
+Gpus = Annotated[
+    list[Annotated[str, Field(pattern=rf"^{_SHORT}(\+{_SHORT})*$")]], BeforeValidator(_listed), Field(min_length=1)
+]
+Platforms = Annotated[list[Literal["amd64", "arm64"]], BeforeValidator(_listed), Field(min_length=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class GpuTable(_Strict):
+    """A type of GPU: its architecture as FlashInfer names it, and where its caches and verdicts come from.
+
+    `name` is what the driver calls it; caches that were tuned on another are then refused. Without `cache` the cell is
+    tuned by the host that runs it.
+    """
+
+    arch: Name
+    name: Name | None = None
+    cache: Names | None = None
+    verdict: Names | None = None
+
+
+class ServerTable(_Strict):
+    """A server: the image that the cell is built on.
+
+    With `start` the server tunes in its own start where the cell has no cache, with `args` after its serve command and
+    `env` set for it.
+    """
+
+    base_image: Name
+    accept_base_versions: bool = False
+    start: Literal["vllm", "sglang"] | None = None
+    args: Name | None = None
+    env: Name | None = None
+
+
+class CellTable(_Strict):
+    """Cells, crossed over the lists. `name` tells two tables apart; the rest is what a build takes under that name."""
+
+    name: Short | None = None
+    model: Names
+    tp: Counts | None = None
+    gpu: Gpus | None = None
+    server: Names | None = None
+    platform: Platforms | None = None
+    ep: Count | None = None
+    pp: Count | None = None
+    dp: Count | None = None
+    device: Literal["cpu", "cuda"] | None = None
+    arch: Name | None = None
+    max_tokens: Tokens | None = None
+    buckets: Annotated[str, BeforeValidator(_buckets)] | None = None
+    round_up: bool | None = None
+    ops: Names | None = None
+    skip_ops: Names | None = None
+    backends: Names | None = None
+    base_image: Name | None = None
+    accept_base_versions: bool | None = None
+    bake_jit: bool | None = None
+    strategy: Literal["synchronized", "leader", "independent", "sharded"] | None = None
+    judge: Literal["on", "off"] | None = None
+    cache: Names | None = None
+    verdict: Names | None = None
+
+
+class ExcludeTable(_Strict):
+    """Crossed cells that are left out: those that agree with every value given here."""
+
+    model: Names | None = None
+    tp: Counts | None = None
+    gpu: Gpus | None = None
+    server: Names | None = None
+    platform: Platforms | None = None
+
+
+class Matrix(_Strict):
+    """The whole file."""
+
+    registry: Name | None = None
+    tag: Name | None = None
+    floating: Names | None = None
+    gpus: dict[Short, GpuTable] = Field(default_factory=dict)
+    servers: dict[Short, ServerTable] = Field(default_factory=dict)
+    annotations: dict[Name, str] = Field(default_factory=dict)
+    cells: Annotated[list[CellTable], Field(min_length=1)]
+    exclude: list[ExcludeTable] = Field(default_factory=list)
+
+
+_TABLES: dict[str, type[BaseModel]] = {
+    "gpus": GpuTable, "servers": ServerTable, "cells": CellTable, "exclude": ExcludeTable,
+}  # fmt: skip
+
+
+def read_matrix(path: Path) -> tuple[Matrix, tuple[Cell, ...]]:
+    """Read a matrix and expand it; raise `MatrixInvalid` with every error."""
+    try:
+        if path.exists() and not path.is_file():  # a device or a pipe has no end
+            raise MatrixInvalid(f"{path} is not a file", hint="--matrix takes a release.toml")
+        if path.stat().st_size > _MAX_BYTES:
+            raise MatrixInvalid(f"{path} is larger than a matrix can be", hint="--matrix takes a release.toml")
+        value = tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise MatrixInvalid(f"{path}: {error.strerror}", hint="--matrix takes a release.toml") from None
+    except UnicodeDecodeError:
+        raise MatrixInvalid(f"{path} is not UTF-8 text", hint="--matrix takes a release.toml") from None
+    except RecursionError:
+        raise MatrixInvalid(f"{path} is nested too deeply", hint="--matrix takes a release.toml") from None
+    except ValueError as error:  # tomllib's own, or a number of more digits than Python reads
+        raise MatrixInvalid(f"{path}: {error}", hint="https://toml.io has the grammar") from None
+    try:
+        matrix = Matrix.model_validate(value)
+    except ValidationError as error:
+        raise _invalid(path, map(_described, error.errors(include_url=False))) from None
+    problems: list[str] = []
+    cells = tuple(_expanded(matrix, path.resolve().parent, problems))
+    if problems:
+        raise _invalid(path, problems)
+    return matrix, cells
+
+
+def single(model: str, tp: str, *, caches: Sequence[Path] = (), settings: Mapping[str, Any] | None = None) -> Cell:
+    """The cell of a model that was named on the command line, `tp` as it was typed."""
+    ranks = int(tp) if tp.strip().isdecimal() else usual_tp(model)
+    return Cell(f"{_word(model)}-tp{ranks}", model, ranks, settings=settings or {}, caches=tuple(caches))
+
+
+def _invalid(path: Path, problems: Iterable[str]) -> MatrixInvalid:
+    """The error with all problems; one alone is the message itself."""
+    found = list(dict.fromkeys(problems))
+    hint = "docs/release.md describes release.toml"
+    if len(found) == 1:
+        return MatrixInvalid(f"{path}: {found[0]}", hint=hint)
+    return MatrixInvalid(f"{path}: {len(found)} errors", details=found, hint=hint)
+
+
+def _described(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
+    place = [part for part in error["loc"] if not str(part).endswith("[key]")]
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    if error["type"] != "extra_forbidden":
+        return f"{where}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    table = _TABLES.get(str(place[0]), Matrix) if len(place) > 1 else Matrix
+    near = difflib.get_close_matches(str(place[-1]), list(table.model_fields), n=1)
+    return f"{where}: there is no such key" + (f"; did you mean {near[0]}?" if near else "")
+
+
+# Expansion
+
+
+@dataclass(frozen=True)
+class _One:
+    """One combination of the crossed values; empty text is a value that was not given."""
+
+    model: str
+    tp: int
+    gpu: str
+    server: str
+    platform: str
+
+    def matches(self, rule: ExcludeTable) -> bool:
+        """Whether a rule of `exclude` names this one."""
+        names = ("model", "tp", "gpu", "server", "platform")
+        return all(getattr(rule, name) is None or getattr(self, name) in getattr(rule, name) for name in names)
+
+
+def _expanded(matrix: Matrix, home: Path, problems: list[str]) -> Iterator[Cell]:
+    unused = set(range(len(matrix.exclude)))
+    names: dict[str, int] = {}
+    for at, table in enumerate(matrix.cells):
+        wrong = list(_problems_of(matrix, table, f"cells[{at}]"))
+        problems += wrong
+        for one in () if wrong else _combinations(table):
+            excluded = {number for number, rule in enumerate(matrix.exclude) if one.matches(rule)}
+            unused -= excluded
+            for cell in () if excluded else _cell(matrix, table, one, home, problems):
+                names[cell.name] = names.get(cell.name, 0) + 1
+                yield cell
+    if not problems:
+        problems += [f"exclude[{number}] leaves out no cell" for number in sorted(unused)]
+        twice = [name for name, number in names.items() if number > 1]
+        problems += [f"duplicate cell {name}: give the tables that make it a `name` each" for name in twice]
+
+
+def _combinations(table: CellTable) -> Iterator[_One]:
+    platforms: Sequence[str] = table.platform or [""]
+    lists = (table.model, table.gpu or [""], table.server or [""], platforms)
+    for model, gpu, server, platform in itertools.product(*lists):
+        for tp in table.tp or [usual_tp(model)]:
+            yield _One(model, tp, gpu, server, platform)
+
+
+def _problems_of(matrix: Matrix, table: CellTable, where: str) -> Iterator[str]:
+    """Unknown references of a cell, and settings that contradict each other."""
+    gpus = [name for one in table.gpu or () for name in one.split("+")]
+    for kind, names, tables in (("gpu", gpus, matrix.gpus), ("server", table.server or [], matrix.servers)):
+        known: Mapping[str, GpuTable | ServerTable] = tables
+        for name in dict.fromkeys(names):
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                yield f"{where}.{kind}: there is no table [{kind}s.{name}]" + (
+                    f"; did you mean {near[0]}?" if near else ""
+                )
+    if table.gpu is not None and (table.device is not None or table.arch is not None):
+        yield f"{where}: gpu decides device and arch; leave those out"
+    if table.gpu is None and table.device == "cuda" and table.arch is None:
+        yield f"{where}: which GPU? Name one in gpu, or its architecture in arch"
+    lists = (table.model, table.tp, table.gpu, table.server, table.platform)
+    if (number := math.prod(len(one) for one in lists if one is not None)) > _MAX_CELLS:
+        yield f"{where}: the matrix expands to {number} cells (limit {_MAX_CELLS})"
+    if table.server is not None and table.base_image is not None:
+        yield f"{where}: server decides base_image; leave one of them out"
+
+
+def _cell(matrix: Matrix, table: CellTable, one: _One, home: Path, problems: list[str]) -> Iterator[Cell]:
+    gpus = tuple(one.gpu.split("+")) if one.gpu else ()
+    kinds = [matrix.gpus[name] for name in gpus]
+    settings: dict[str, Any] = {"tp": str(one.tp)}
+    for name in _HANDED_ON:
+        value = getattr(table, name)
+        if value is not None:
+            joined = ",".join(str(word) for word in value) if isinstance(value, list) else value
+            settings[name] = joined if isinstance(joined, (bool, str)) else str(joined)
+    if table.bake_jit is not None:
+        settings["no_bake_jit"] = not table.bake_jit
+    if kinds:
+        settings |= {"device": "cuda", "arch": kinds[0].arch}
+    if len(kinds) > 1 and not table.cache and any(kind.cache is None for kind in kinds):
+        problems.append(f"{one.gpu}: several GPU types are gathered from caches, and one of them has no cache")
+        return
+
+    def paths(values: Sequence[str] | None, gpu: str) -> list[Path]:
+        return [place for value in values or () if (place := _path(value, one, gpu, home, problems)) is not None]
+
+    caches = paths(table.cache, one.gpu)
+    if not caches:
+        caches = [place for gpu, kind in zip(gpus, kinds, strict=True) for place in paths(kind.cache, gpu)]
+    if one.server:
+        server = matrix.servers[one.server]
+        settings |= {"base_image": server.base_image, "accept_base_versions": server.accept_base_versions}
+        if server.start is not None and not caches:
+            settings |= {"engine": server.start, "engine_args": server.args or "", "engine_env": server.env or ""}
+    verdicts = [place for gpu, kind in zip(gpus, kinds, strict=True) for place in paths(kind.verdict, gpu)]
+    more = [f"{name}{value}" for name in ("ep", "pp", "dp") if (value := getattr(table, name)) is not None]
+    words = [_word(one.model), f"tp{one.tp}", *more, *gpus, one.server, table.name or "", one.platform]
+    yield Cell(
+        "-".join(word for word in words if word),
+        one.model,
+        one.tp,
+        gpus,
+        devices=tuple(kind.name for kind in kinds if kind.name is not None),
+        server=one.server,
+        platform=one.platform,
+        settings=settings,
+        caches=tuple(dict.fromkeys(caches)),
+        verdicts=tuple(dict.fromkeys([*paths(table.verdict, one.gpu), *verdicts])),
+    )
+
+
+def _word(model: str) -> str:
+    return plain(model.rpartition("/")[2])
+
+
+def _path(text: str, one: _One, gpu: str, home: Path, problems: list[str]) -> Path | None:
+    """A path of the matrix, from the matrix's own folder, with the cell's fields in it."""
+    fields = {"model": _word(one.model), "tp": str(one.tp), "gpu": gpu, "server": one.server}
+    try:
+        used = [part[1:] for part in string.Formatter().parse(text) if part[1] is not None]
+        if any(name not in fields or spec or conversion for name, spec, conversion in used):
+            raise ValueError(text)
+        return home / Path(text.format_map(fields)).expanduser()
+    except (ValueError, RuntimeError):
+        names = ", ".join("{" + name + "}" for name in _PATH_FIELDS)
+        problems.append(f"{text!r} is not a path; its fields can be {names}")
+        return None

@@ -1,0 +1,402 @@
+"""A release: which cells there are and what the registry has of them; running and finishing them.
+
+`run` needs a Docker Engine only for what is not released yet; `cells`, `finish` and a dry run need none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline import log
+from pipeline.contract.digest import canonical_json, sha256_json
+from pipeline.contract.errors import PipelineError, PublishError, UsageError
+from pipeline.contract.exits import Exit
+from pipeline.home import cache_home
+from pipeline.image.labels import KEY, PREFIX
+from pipeline.image.request import Request
+from pipeline.registry.client import Registry, parallel_map
+from pipeline.registry.descriptors import INDEX, Manifest
+from pipeline.registry.errors import InvalidResponse, NotFound, printable
+from pipeline.registry.reference import Reference
+
+from . import cosign, media, tags, verdicts
+from .annotations import GPU, INPUTS, revision_annotations
+from .building import ROOT, Builder, builder, inputs_of
+from .images import Image, ImageIndex, read_image
+from .matrix import Cell
+from .publish import Publisher, exports, put_tag
+
+Status = Literal["pushed", "would push", "released", "failed", "interrupted"]
+_NEEDED = frozenset({media.AUTOTUNE, media.VERDICT})
+_AT_ONCE = 4  # cells that are looked up at the same time
+_COLUMNS = ("cell", "status", "image", "digest or reason")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where to, under which names, and with what beside the images. `place` is registry and repository."""
+
+    place: Reference
+    template: str = ""
+    floating: tuple[str, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    signer: cosign.Signer | None = None
+    verdicts: tuple[Path, ...] = ()
+    compression: str = ""
+    again: bool = False  # tune again: what is there already does not count
+
+    def template_of(self, cell: Cell) -> str:
+        """The template of a cell's tag."""
+        return self.template or (tags.DEFAULT_WITH_SERVER if cell.server else tags.DEFAULT)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell with its request and inputs digest, or with the error that it fails with."""
+
+    cell: Cell
+    request: Request | None = None
+    inputs: str = ""
+    error: PipelineError | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of one cell. `why` says why it failed; `code` is the exit code of that."""
+
+    cell: str
+    status: Status
+    image: str = ""  # registry/repository:tag, or @digest where it has no tag of its own
+    digest: str = ""
+    why: str = ""
+    hint: str = ""
+    code: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All rows, and the tags that were given or moved by the finish."""
+
+    registry: str
+    rows: tuple[Row, ...]
+    tags: tuple[str, ...] = ()
+
+    @property
+    def code(self) -> int:
+        """0, the exit code that all failing cells share, or that of publishing."""
+        codes = {row.code for row in self.rows if row.status == "failed"}
+        return int(Exit.OK) if not codes else codes.pop() if len(codes) == 1 else int(Exit.PUBLISH)
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary as JSON values."""
+        return {
+            "registry": self.registry,
+            "exit_code": self.code,
+            "cells": [asdict(row) for row in self.rows],
+            "tags": list(self.tags),
+        }
+
+    def show(self) -> None:
+        """Draw a table on stderr, and one line that counts."""
+        table: list[tuple[str, str, str, str]] = [
+            (row.cell, row.status, row.image, (row.why and printable(row.why, 300)) or row.digest) for row in self.rows
+        ]
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.table import Table
+
+            drawn = Table(*_COLUMNS, box=None, pad_edge=False)
+            for row in table:
+                drawn.add_row(*row)
+            Console(stderr=True).print(drawn)
+        else:
+            widths = [max(len(row[at]) for row in [_COLUMNS, *table]) for at in range(3)]
+            for row in [_COLUMNS, *table]:
+                padded = [word.ljust(width) for word, width in zip(row, widths, strict=False)]
+                log.line("  ".join([*padded, row[3]]).rstrip())
+        for hint in dict.fromkeys(row.hint for row in self.rows if row.hint):
+            log.line(f"hint: {hint}")
+        counts: dict[str, int] = {}
+        for one in self.rows:
+            counts[one.status] = counts.get(one.status, 0) + 1
+        counted = ", ".join(f"{number} {status}" for status, number in counts.items())
+        log.line(f"{self.registry}: {counted or 'nothing to release'}")
+
+
+class Release:
+    """One call. `rows` fills as cells end, so that a run that is interrupted can still say how far it came."""
+
+    def __init__(self, options: Options, jobs: Sequence[Job]) -> None:
+        self.options = options
+        self.jobs = list(jobs)
+        self.rows: dict[str, Row] = {}
+        self.tags: list[str] = []
+        _refuse_clashes(options, [job.cell for job in jobs])
+
+    def summary(self) -> Summary:
+        """What came of every cell; those that were not reached are `interrupted`."""
+        rest = [Row(job.cell.name, "interrupted", why="not reached") for job in self.jobs]
+        return Summary(self.options.place.name, tuple(self.rows.get(row.cell, row) for row in rest), tuple(self.tags))
+
+    # What is released
+
+    def cells(self, registry: Registry, command: Sequence[str]) -> list[dict[str, Any]]:
+        """Each cell for a CI system: its name, what a host must have, its command, and what the registry has of it."""
+        found = self._look(registry, self.jobs)
+        return [
+            {
+                "name": job.cell.name,
+                "device": job.cell.device,
+                "platform": job.cell.platform,
+                "command": [*command, "--cell", job.cell.name],
+                "inputs": job.inputs,
+                "released": isinstance(there, ImageIndex),
+                "digest": there.digest if isinstance(there, ImageIndex) else "",
+                "error": job.error.message if job.error is not None else "",
+            }
+            for job, there in zip(self.jobs, found, strict=True)
+        ]
+
+    def _look(self, registry: Registry, jobs: Sequence[Job]) -> list[ImageIndex | PipelineError | None]:
+        """What is released already of each job, or why that cannot be told."""
+
+        def look(job: Job) -> ImageIndex | PipelineError | None:
+            try:
+                return None if job.error is not None else self._released(registry, job.inputs)
+            except PipelineError as error:
+                return error
+
+        registry.resolve(self.options.place.repository, "latest")  # one that does not answer is one error, not one each
+        return parallel_map(look, jobs, _AT_ONCE)
+
+    def _released(self, registry: Registry, inputs: str) -> ImageIndex | None:
+        """The finished result of these inputs: with its annotation, its attachments, and the signature of our key."""
+        place = self.options.place.tagged(tags.inputs_tag(inputs))
+        if registry.resolve(place.repository, place.tag) is None:
+            return None
+        try:
+            found = read_image(registry, place.repository, place.tag)
+        except (NotFound, InvalidResponse) as error:
+            log.warn(f"{place} is not what a release puts there, and does not count: {error.message}")
+            return None
+        if found.top.annotations().get(INPUTS) != inputs or len(found.images) != 1:
+            return None
+        kinds = {one.artifact_type for one in registry.referrers(place.repository, found.images[0].digest)}
+        if not kinds >= _NEEDED:
+            return None
+        signer = self.options.signer
+        signed = signer is None or cosign.is_signed_by(registry, place.at(found.digest), signer)
+        return found if signed else None
+
+    # Running
+
+    def run(self, names: Sequence[str], *, dry_run: bool = False) -> None:
+        """Release the named cells (all where none is named). Each is independent, and may be run again."""
+        if names:
+            known = {job.cell.name for job in self.jobs}
+            unknown = [name for name in names if name not in known]
+            if unknown:
+                raise UsageError(f"there is no cell {unknown[0]}", hint="`pipeline release cells` lists them")
+            self.jobs = [job for job in self.jobs if job.cell.name in names]
+        with Registry(self.options.place.registry) as registry:
+            wanted = []
+            for job, there in zip(self.jobs, self._look(registry, self.jobs), strict=True):
+                with self._guarded(job):
+                    if job.error is not None:
+                        raise job.error
+                    if isinstance(there, PipelineError):
+                        raise there
+                    if there is not None and not (self.options.again and not job.cell.caches):
+                        self.rows[job.cell.name] = self._skip(registry, job, there, dry_run=dry_run)
+                    elif dry_run:
+                        self.rows[job.cell.name] = Row(job.cell.name, "would push", f"{self.options.place.name}")
+                    else:
+                        wanted.append(job)
+            if wanted:
+                self._build(registry, wanted)
+
+    def _build(self, registry: Registry, jobs: Sequence[Job]) -> None:
+        try:
+            registry.check_writable(self.options.place.repository)  # told before anything is tuned or built
+        except PipelineError as error:
+            log.fail(error)
+            self.rows |= {job.cell.name: _failed(job.cell, error) for job in jobs}
+            return
+        with builder() as host, exports(cache_home()) as layout:
+            publisher = Publisher(
+                registry, self.options.place, cache_home(), layout, self.options.signer, self.options.compression
+            )
+            for job in jobs:
+                log.note(f"{job.cell.name} ({len(self.rows) + 1} of {len(self.jobs)})")
+                with self._guarded(job):
+                    self.rows[job.cell.name] = self._one(job, host, publisher)
+
+    @contextlib.contextmanager
+    def _guarded(self, job: Job) -> Iterator[None]:
+        """Work on one cell; its failure becomes its row, and the others go on."""
+        began, name = time.monotonic(), job.cell.name
+        try:
+            yield
+        except PipelineError as error:
+            log.fail(error)
+            self.rows[name] = _failed(job.cell, error)
+        except OSError as error:  # a full disk, a folder that is not ours
+            why = f"{error.filename or 'a file'}: {error.strerror}"
+            log.warn(f"{name}: {why}")
+            self.rows[name] = Row(name, "failed", why=why, code=int(Exit.USAGE))
+        if name in self.rows:
+            self.rows[name] = replace(self.rows[name], seconds=round(time.monotonic() - began, 3))
+
+    def _one(self, job: Job, host: Builder, publisher: Publisher) -> Row:
+        assert job.request is not None
+        cell, options = job.cell, self.options
+        image = host.build(job.request, cell)
+        proven = verdicts.sufficient(image.verdict, verdicts.read_files([*cell.verdicts, *options.verdicts]))
+        notes = {**image.annotations(), GPU: cell.gpu or image.gpu, INPUTS: job.inputs}
+        notes |= {**revision_annotations(ROOT), **options.annotations}
+        tag = "" if cell.platform else tags.expand(options.template_of(cell), _names(cell, notes))
+        done = publisher.publish(image, proven, job.inputs, notes, tag)
+        name = str(options.place.tagged(tag) if tag else options.place.at(done.digest))
+        return Row(cell.name, "pushed" if done.new else "released", name, done.digest)
+
+    def _skip(self, registry: Registry, job: Job, there: ImageIndex, *, dry_run: bool) -> Row:
+        """The row of a released cell; its tag is given where an interrupted run did not come so far."""
+        cell, place = job.cell, self.options.place
+        if cell.platform:
+            return Row(cell.name, "released", str(place.at(there.digest)), there.digest)
+        name = place.tagged(tags.expand(self.options.template_of(cell), _names(cell, there.images[0].annotations)))
+        digest = there.digest if dry_run else self._give(registry, name, there)
+        return Row(cell.name, "released", str(name), digest)
+
+    def _give(self, registry: Registry, name: Reference, index: ImageIndex) -> str:
+        """Give a tag that is never moved, and return the digest that it stands for.
+
+        Where two hosts released one cell at the same time it may stand for the other's: the same image, signed by the
+        same key, differs in its provenance alone.
+        """
+        standing = registry.resolve(name.repository, name.tag)
+        if standing not in (None, index.digest):
+            other = read_image(registry, name.repository, str(standing))
+            same = [one.config_digest for one in other.images] == [one.config_digest for one in index.images]
+            signer = self.options.signer
+            if same and (signer is None or cosign.is_signed_by(registry, name.at(str(standing)), signer)):
+                return str(standing)
+        if put_tag(registry, name, index):
+            self.tags.append(name.tag)
+        return index.digest
+
+    # Finishing
+
+    def finish(self, groups_of: Sequence[str] | None = None) -> None:
+        """Make indexes of the platforms, give tags and move the floating ones; of all groups of cells, or of some.
+
+        A cell without result is `failed`, and nothing of its group is tagged.
+        """
+        chosen = [job for job in self.jobs if groups_of is None or job.cell.group in groups_of]
+        with Registry(self.options.place.registry) as registry:
+            groups: dict[str, list[tuple[Job, ImageIndex | PipelineError | None]]] = {}
+            for job, there in zip(chosen, self._look(registry, chosen), strict=True):
+                groups.setdefault(job.cell.group, []).append((job, there))
+            for name, members in groups.items():
+                found = [there for _, there in members if isinstance(there, ImageIndex)]
+                for job, there in members:
+                    error = job.error or (there if isinstance(there, PipelineError) else None)
+                    if there is None and error is None:
+                        why = "it has no result in the registry"
+                        error = PublishError(why, hint=f"pipeline release run --cell {job.cell.name}")
+                    if error is not None:
+                        self.rows[job.cell.name] = _failed(job.cell, error)
+                    elif len(found) < len(members):
+                        digest = there.digest if isinstance(there, ImageIndex) else ""
+                        why = f"{name} is not tagged: another platform is missing"
+                        self.rows[job.cell.name] = Row(job.cell.name, "released", "", digest, why)
+                if len(found) == len(members):
+                    self._finish_group(registry, [job for job, _ in members], found)
+
+    def _finish_group(self, registry: Registry, jobs: Sequence[Job], found: Sequence[ImageIndex]) -> None:
+        cell, place = jobs[0].cell, self.options.place
+        names = _names_of_all(cell, [index.images[0] for index in found])
+        index = found[0] if not cell.platform else self._combined(registry, jobs, found)
+        for job in jobs:
+            with self._guarded(job):
+                tag = tags.expand(self.options.template_of(cell), names)
+                digest = self._give(registry, place.tagged(tag), index)
+                for template in self.options.floating if job is jobs[-1] else ():
+                    floating = tags.expand(template, names)
+                    if put_tag(registry, place.tagged(floating), index, move=True):
+                        self.tags.append(floating)
+                self.rows[job.cell.name] = Row(job.cell.name, "released", str(place.tagged(tag)), digest)
+
+    def _combined(self, registry: Registry, jobs: Sequence[Job], found: Sequence[ImageIndex]) -> ImageIndex:
+        """One index of the images of all platforms with their attestations, pushed and signed. No blob travels."""
+        entries = [entry.to_json() for index in found for entry in index.top.entries("manifests")]
+        notes = {INPUTS: sha256_json([job.inputs for job in jobs]), **self.options.annotations}
+        value = {"schemaVersion": 2, "mediaType": INDEX, "manifests": entries, "annotations": notes}
+        made = Manifest.of(canonical_json(value), INDEX)
+        place = self.options.place
+        if registry.resolve(place.repository, made.digest) is None:
+            with log.step(f"push the index of {', '.join(job.cell.platform for job in jobs)}"):
+                registry.put_manifest(place.repository, made)
+        if self.options.signer is not None:
+            cosign.sign(registry, place.at(made.digest), self.options.signer)
+        return ImageIndex(made, tuple(image for index in found for image in index.images))
+
+
+def job_of(cell: Cell, request: Request, annotations: Mapping[str, str]) -> Job:
+    """A cell that can be released."""
+    return Job(cell, request, inputs_of(request, cell, annotations))
+
+
+def _failed(cell: Cell, error: PipelineError) -> Row:
+    return Row(cell.name, "failed", why=error.message, hint=error.hint, code=int(error.exit_code))
+
+
+def _names(cell: Cell, notes: Mapping[str, str]) -> tags.Names:
+    """The fields of an image's tag, from the cell and the image's annotations."""
+    hashes = [key.rpartition("/")[2] for key in notes.get(KEY, "").split(",")]
+    return tags.Names(
+        cell.model.rpartition("/")[2],
+        cell.tp,
+        notes.get(f"{PREFIX}.flashinfer", ""),
+        cell.gpu or notes.get(GPU, ""),
+        hashes[0] if len(hashes) == 1 else sha256_json(hashes),
+        notes.get(f"{PREFIX}.manifest", ""),
+        cell.server,
+    )
+
+
+def _names_of_all(cell: Cell, images: Sequence[Image]) -> tags.Names:
+    """The fields of the tag of several platforms: what differs between them is one digest over theirs."""
+    every = [_names(cell, image.annotations) for image in images]
+    keys, caches = list(dict.fromkeys(n.key for n in every)), list(dict.fromkeys(n.cache for n in every))
+    gpus = list(dict.fromkeys(n.gpu for n in every))
+    return replace(
+        every[0],
+        gpu="-".join(gpus),
+        key=keys[0] if len(keys) == 1 else sha256_json(keys),
+        cache=caches[0] if len(caches) == 1 else sha256_json(caches),
+    )
+
+
+def _refuse_clashes(options: Options, cells: Sequence[Cell]) -> None:
+    """Raise `UsageError` where two images would get the same tag, as far as that is known before they are built."""
+    seen: dict[str, str] = {}
+    for group, cell in {cell.group: cell for cell in cells}.items():
+        for template in (options.template_of(cell), *options.floating):
+            used = set(tags.fields_of(template))
+            if used & {"key", "cache", "flashinfer"} or ("gpu" in used and not cell.gpu):
+                continue  # told when it is known: a tag is never moved, and a floating one by one image alone
+            known = tags.Names(cell.model.rpartition("/")[2], cell.tp, "", cell.gpu, "", "", cell.server)
+            tag = tags.expand(template, known)
+            if seen.setdefault(tag, group) != group:
+                raise UsageError(
+                    f"{seen[tag]} and {group} would have the same tag {tag}",
+                    hint="fields that tell them apart: {model}, {tp}, {gpu}, {server}, {key}",
+                )

@@ -1,0 +1,86 @@
+"""Tags: made from a template; and the tag by which the result of the same inputs is found again."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.contract.errors import UsageError
+from pipeline.image.naming import plain
+from pipeline.registry.reference import is_tag
+
+DEFAULT = "{model}-tp{tp}-{gpu}-fi{flashinfer}-{key}"
+DEFAULT_WITH_SERVER = "{model}-tp{tp}-{gpu}-{server}-fi{flashinfer}-{key}"
+FIELDS = ("model", "tp", "gpu", "server", "flashinfer", "key", "cache")
+_LENGTH = 44  # characters of a model's or a GPU's name, so that the default stays within the 128 of a tag
+_EXAMPLE = {"model": "m", "tp": "1", "gpu": "g", "server": "s", "flashinfer": "1.0", "key": "0" * 8, "cache": "0" * 8}
+
+
+class TemplateInvalid(UsageError):
+    """A template of tags has an unknown field, or does not produce a valid tag."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """The fields of one image's tag; `key` and `cache` are hexadecimal, of any length."""
+
+    model: str
+    tp: int
+    flashinfer: str
+    gpu: str
+    key: str
+    cache: str
+    server: str = ""
+
+    def fields(self) -> Mapping[str, str]:
+        """Every field in the characters that a tag may have."""
+        return {
+            "model": plain(self.model, _LENGTH),
+            "tp": str(self.tp),
+            "gpu": plain(self.gpu, _LENGTH) if self.gpu else "",
+            "server": plain(self.server, _LENGTH) if self.server else "",
+            "flashinfer": plain(self.flashinfer),
+            "key": self.key[:8],
+            "cache": self.cache[:8],
+        }
+
+
+def inputs_tag(digest: str) -> str:
+    """The tag that leads to the result of these inputs."""
+    return f"inputs-{digest}"
+
+
+def fields_of(template: str) -> tuple[str, ...]:
+    """The fields that a template uses; raise `TemplateInvalid` when it does not produce a valid tag."""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise TemplateInvalid(f"{template!r} is not a template: {error}", hint=f"such as {DEFAULT}") from None
+    for _, name, spec, conversion in parts:
+        if name is not None and (name not in FIELDS or spec or conversion):
+            near = difflib.get_close_matches(name, FIELDS, n=1)
+            raise TemplateInvalid(
+                f"{template!r}: there is no field {{{name}}}" + (f"; did you mean {{{near[0]}}}?" if near else ""),
+                hint=f"fields: {', '.join('{' + field + '}' for field in FIELDS)}",
+            )
+    _checked(template, template.format_map(_EXAMPLE))
+    return tuple(name for _, name, _, _ in parts if name)
+
+
+def expand(template: str, names: Names) -> str:
+    """The tag; raise `TemplateInvalid` where a field is empty or too long for it."""
+    return _checked(template, template.format_map(names.fields()), f" for {names.model}")
+
+
+def _checked(template: str, tag: str, whom: str = "") -> str:
+    if not is_tag(tag):
+        raise TemplateInvalid(
+            f"{template!r} does not produce a valid tag{whom}: {tag!r}",
+            hint="letters, digits, `_`, `.` and `-`, at most 128; is {server} empty, since the cell has none?",
+        )
+    if re.match(r"(?i)inputs-|sha256-", tag):
+        raise TemplateInvalid(f"{template!r}: tags that begin with inputs- and sha256- have a meaning of their own")
+    return tag

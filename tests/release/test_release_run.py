@@ -1,0 +1,241 @@
+"""Whole releases against a real registry: cells, runs, finishes. The engine's part is played by small images."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from types import SimpleNamespace
+
+import pytest
+from release_registries import NOBODY, QUICK
+from release_samples import KEY_PASSWORD, SampleImage, inspect, key_pair
+
+from pipeline.contract.errors import DockerError, UsageError, WarmUpError
+from pipeline.contract.exits import Exit
+from pipeline.registry.client import Registry
+from pipeline.registry.reference import Reference
+from pipeline.release import run
+from pipeline.release.cosign import Signer, Verifier
+from pipeline.release.matrix import Cell
+from pipeline.release.run import Job, Options, Release
+from pipeline.release.verify import examine
+
+
+class House:
+    """A host that releases: `images` by the cells' names; `engine` False is one without a Docker Engine."""
+
+    def __init__(self, folder, monkeypatch, registry, repository):
+        self.folder, self.patch = folder, monkeypatch
+        self.place = Reference(registry, repository)
+        self.images, self.fail, self.engine, self.built = {}, {}, True, []
+        self.move_in("home")
+        monkeypatch.setattr(run, "builder", self.builder)
+        monkeypatch.setattr(run, "Registry", lambda name: Registry(name, NOBODY, QUICK))
+
+    def move_in(self, name):
+        self.patch.setenv("XDG_CACHE_HOME", str(self.folder / name))
+
+    @contextlib.contextmanager
+    def builder(self):
+        if not self.engine:
+            raise DockerError("no Docker Engine answers")
+        yield SimpleNamespace(build=self.build)
+
+    def build(self, request, cell):
+        self.built.append(cell.name)
+        if cell.name in self.fail:
+            raise self.fail[cell.name]
+        return self.images[cell.name]
+
+    def release(self, *cells, **options):
+        jobs = [Job(cell, object(), f"{abs(hash(cell.name)):064x}"[:64]) for cell in cells]
+        return Release(Options(self.place, **{"template": "{model}-tp{tp}-{key}", **options}), jobs)
+
+    def cell(self, model, tactic=3, platform=""):
+        name = f"{model}-tp2" + (f"-{platform}" if platform else "")
+        folder = self.folder / f"{name}"
+        folder.mkdir(exist_ok=True)
+        self.images[name] = SampleImage(folder, tactic=tactic, platform=platform or "amd64")
+        return Cell(name, model, 2, platform=platform)
+
+
+@pytest.fixture
+def house(faulty, tmp_path, monkeypatch, request):
+    return House(tmp_path, monkeypatch, faulty.host, f"run/{abs(hash(request.node.name)):x}")
+
+
+@pytest.fixture
+def registry(house):
+    with Registry(house.place.registry, NOBODY, QUICK) as one:
+        yield one
+
+
+@pytest.fixture
+def keys(tmp_path, programs, monkeypatch):
+    monkeypatch.setenv("COSIGN_PASSWORD", KEY_PASSWORD)
+    return key_pair(tmp_path / "keys")
+
+
+def statuses(release):
+    return [row.status for row in release.summary().rows]
+
+
+def test_a_failing_cell_stops_no_other_and_a_second_run_needs_no_engine(house, registry):
+    cells = [house.cell("a"), house.cell("b"), house.cell("c", tactic=5)]
+    house.fail["b-tp2"] = WarmUpError("it hung", hint="wait longer")
+    first = house.release(*cells)
+    first.run([])
+    assert statuses(first) == ["pushed", "failed", "pushed"] and first.summary().code == Exit.WARM_UP
+    assert first.summary().rows[1].hint == "wait longer"
+    house.engine = False
+    again = house.release(cells[0], cells[2])
+    again.run([])
+    assert statuses(again) == ["released", "released"] and again.summary().code == 0
+    assert [row.image for row in again.summary().rows] == [first.summary().rows[at].image for at in (0, 2)]
+    house.move_in("elsewhere")  # a host that knows nothing finds them by their inputs
+    fresh = house.release(*cells)
+    fresh.run([], dry_run=True)
+    assert statuses(fresh) == ["released", "would push", "released"]
+
+
+def test_cells_say_what_each_needs_and_what_the_registry_has(house, registry):
+    cells = [house.cell("a"), Cell("b-tp4-h200", "b", 4, ("h200",), ("NVIDIA H200",))]
+    house.release(cells[0]).run([])
+    house.engine = False
+    rows = house.release(*cells).cells(registry, ["pipeline", "release", "run"])
+    assert [(row["name"], row["device"], row["released"]) for row in rows] == [
+        ("a-tp2", "a CPU", True), ("b-tp4-h200", "NVIDIA H200", False),
+    ]  # fmt: skip
+    assert rows[1]["command"] == ["pipeline", "release", "run", "--cell", "b-tp4-h200"]
+    with pytest.raises(UsageError, match="there is no cell c"):
+        house.release(*cells).run(["c"])
+
+
+def test_a_run_that_was_cut_off_before_its_tag_gets_it_without_an_engine(house, registry, faulty):
+    cell = house.cell("a")
+    fault = faulty.fail(method="PUT", path="/manifests/a-tp2", status=500)
+    cut = house.release(cell)
+    cut.run([])
+    assert statuses(cut) == ["failed"] and cut.summary().code == Exit.PUBLISH
+    faulty.faults.remove(fault)
+    house.engine = False
+    again = house.release(cell)
+    again.run([])
+    (row,) = again.summary().rows
+    assert (
+        row.status == "released"
+        and registry.resolve(house.place.repository, row.image.rpartition(":")[2]) == row.digest
+    )
+
+
+def test_what_somebody_put_under_the_inputs_tag_does_not_count(house, registry, keys):
+    """Anyone who may push can write that tag: only an image with these inputs, attachments and our signature counts."""
+    cell, other = house.cell("a"), house.cell("other", tactic=5)
+    house.release(other).run([])
+    (theirs,) = house.release(other).cells(registry, [])
+    job = house.release(cell).jobs[0]
+    registry.put_manifest(house.place.repository, registry.manifest(house.place.repository, theirs["digest"]), f"inputs-{job.inputs}")  # fmt: skip
+    assert [row["released"] for row in house.release(cell).cells(registry, [])] == [False]
+    house.release(cell).run([])
+    assert [row["released"] for row in house.release(cell).cells(registry, [])] == [True]
+    signer = Signer(str(keys[0]))
+    assert [row["released"] for row in house.release(cell, signer=signer).cells(registry, [])] == [False]
+    signed = house.release(cell, signer=signer)
+    signed.run([])
+    assert statuses(signed) == ["pushed"]
+    house.engine = False
+    again = house.release(cell, signer=signer)
+    again.run([])
+    assert statuses(again) == ["released"]
+    stranger = Signer(str(key_pair(house.folder / "stranger")[0]))
+    assert [row["released"] for row in house.release(cell, signer=stranger).cells(registry, [])] == [False]
+
+
+def test_platforms_become_one_index_when_all_are_there(house, registry, keys):
+    signer, public = Signer(str(keys[0])), Verifier(str(keys[1]))
+    cells = [house.cell("a", platform="amd64"), house.cell("a", platform="arm64")]
+    options = {"signer": signer, "floating": ("{model}-latest",)}
+    house.release(*cells, **options).run(["a-tp2-amd64"])
+    early = house.release(*cells, **options)
+    early.finish()
+    assert early.summary().code == Exit.PUBLISH and statuses(early) == ["released", "failed"]
+    assert "run --cell a-tp2-arm64" in early.summary().rows[1].hint and early.tags == []
+    assert registry.resolve(house.place.repository, "a-latest") is None
+    house.move_in("another host")
+    house.release(*cells, **options).run(["a-tp2-arm64"])
+    house.engine = False
+    done = house.release(*cells, **options)
+    done.finish()
+    assert done.summary().code == 0 and len(done.tags) == 2, done.summary()
+    (digest,) = {row.digest for row in done.summary().rows}
+    assert registry.resolve(house.place.repository, "a-latest") == digest
+    index = inspect(f"{house.place.name}@{digest}")
+    assert [e["platform"]["architecture"] for e in index["manifests"]] == ["amd64", "unknown", "arm64", "unknown"]
+    found = examine(registry, house.place.tagged("a-latest"), public)
+    assert found.complete and len(found.answers) == 11, found.answers
+    again = house.release(*cells, **options)
+    again.finish()
+    assert again.tags == [] and {row.digest for row in again.summary().rows} == {digest}
+
+
+def test_a_finish_names_every_cell_that_is_missing(house, registry):
+    cells = [house.cell("a"), house.cell("b"), house.cell("c")]
+    house.release(*cells).run(["a-tp2"])
+    house.engine = False
+    done = house.release(*cells, floating=("{model}-latest",))
+    done.finish()
+    assert done.summary().code == Exit.PUBLISH and statuses(done) == ["released", "failed", "failed"]
+    assert done.tags == ["a-latest"]
+
+
+def test_cells_run_side_by_side_on_several_hosts(house, registry):
+    cells = [house.cell("a"), house.cell("b", tactic=5)]
+    runs = [house.release(*cells) for _ in range(4)]
+    threads = [
+        threading.Thread(target=one.run, args=([name],))
+        for one, name in zip(runs, ["a-tp2", "b-tp2", "a-tp2", "b-tp2"], strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    done = house.release(*cells)
+    done.finish()
+    assert done.summary().code == 0
+    for row in done.summary().rows:
+        answers = examine(registry, house.place.at(row.digest)).answers
+        assert {a.name for a in answers if a.state != "ok"} == {"signature"}, answers
+
+
+def test_a_registry_that_may_only_be_read_is_told_before_any_work(house, faulty):
+    faulty.fail(method="POST", path="/blobs/uploads/", status=405)
+    refused = house.release(house.cell("a"))
+    refused.run([])
+    assert statuses(refused) == ["failed"] and "may be pushed to" in refused.summary().rows[0].why
+    assert house.built == []
+
+
+def test_nothing_is_published_without_a_replay_verdict(house, registry, tmp_path):
+    import json
+    from dataclasses import replace
+
+    cell = house.cell("a")
+    image = house.images["a-tp2"]
+    whole, image.verdict = image.verdict, replace(image.verdict, level="static")
+    refused = house.release(cell)
+    refused.run([])
+    assert "no replay verdict" in refused.summary().rows[0].why and refused.summary().code == Exit.PUBLISH
+    given = tmp_path / "verdicts" / "gpu-host.json"
+    given.parent.mkdir()
+    given.write_text(json.dumps(replace(whole, config_digest="sha256:" + "0" * 64).to_json()))
+    house.release(cell, verdicts=(given.parent,)).run([])
+    assert registry.resolve(house.place.repository, "a-tp2-" + whole.key.rpartition("/")[2][:8]) is None
+    given.write_text(json.dumps(whole.to_json()))
+    done = house.release(cell, verdicts=(given.parent,))
+    done.run([])
+    assert statuses(done) == ["pushed"]
+
+
+def test_cells_with_one_tag_are_refused_first(house):
+    with pytest.raises(UsageError, match="would have the same tag latest"):
+        house.release(house.cell("a"), house.cell("b"), floating=("latest",))

@@ -1,0 +1,248 @@
+"""A release before any work: options, tags, annotations, verdicts; and what decides an image."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cache_samples
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.contract.errors import CacheRefused, PublishError, UsageError
+from pipeline.contract.exits import Exit
+from pipeline.contract.verdict import Verdict
+from pipeline.registry.client import parallel_map
+from pipeline.release import tags, verdicts
+from pipeline.release.annotations import INPUTS, check_annotations, public_address
+from pipeline.release.run import Row, Summary
+
+NAMES = tags.Names("Llama-3.1-8B", 2, "0.6.16.post3", "H200", "abcdef0123456789", "fedcba98765432", "vLLM")
+MATRIX = '[gpus.h200]\nname = "NVIDIA H200"\narch = "90a"\n[[cells]]\nmodel = "tiny"\ndevice = "cpu"\ntp = 1\n'
+CUDA = '[[cells]]\nmodel = "tiny"\ngpu = "h200"\n'
+
+
+@pytest.fixture
+def matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A matrix; and no Docker Engine that could answer."""
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    path = tmp_path / "release.toml"
+    path.write_text(MATRIX)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tp", "4"], "--tp: with --matrix the matrix says what an image is"),
+        (["--cache", "caches/a"], "--cache: with --matrix"),
+        (["--device", "cpu", "--buckets", "1,8"], "--device, --buckets: with --matrix"),
+        (["--base-image", "x"], "--base-image: with --matrix"),
+        (["--previous", "p"], "--previous: with --matrix"),
+        (["tiny"], "MODEL: with --matrix"),
+        (["--tag", "{modl}"], "did you mean {model}?"),
+        (["--floating-tag", "a/b"], "does not produce a valid tag"),
+        (["--tag", "inputs-{key}"], "have a meaning of their own"),
+        (["--registry", "r.example/a:tag"], "its tag is made by the template"),
+        (["--registry", "team/tuned"], "names no registry"),
+        (["--sign", "/none/cosign.key"], "no key file"),
+        (["--registry", "r.example/a", "--sign", "keyless"], "no repository of one letter"),
+    ],
+)
+def test_settings_that_say_nothing_are_refused(words: list[str], said: str, matrix: Path, capsys: Any) -> None:
+    """Each ended in another image than was asked for, or late."""
+    given = ["release", "run", "--matrix", str(matrix), *words]
+    assert main([*given, *([] if "--registry" in words else ["--registry", "127.0.0.1:1"])]) == Exit.USAGE
+    assert said in capsys.readouterr().err
+
+
+def test_nothing_to_release_is_said(capsys: Any) -> None:
+    assert main(["release", "run", "--registry", "127.0.0.1:1"]) == Exit.USAGE
+    assert main(["release", "cells", "tiny"]) == Exit.USAGE
+    assert "no registry was named" in capsys.readouterr().err
+    assert main(["release", "run", "tiny", "tiny", "--registry", "127.0.0.1:1"]) == Exit.USAGE
+
+
+def inputs(*words: str) -> list[str]:
+    """The inputs digests of the cells of a command."""
+    import argparse
+
+    from pipeline.commands import release
+
+    parser = argparse.ArgumentParser()
+    release.configure_run(parser)
+    made, _ = release._prepared(parser.parse_args([*words, "--registry", "127.0.0.1:1"]))
+    return [job.inputs for job in made.jobs]
+
+
+def test_inputs_are_known_without_an_engine_and_cover_what_decides_an_image(matrix: Path, tmp_path: Path) -> None:
+    (first,) = inputs("tiny", "--tp", "1")
+    assert inputs("tiny", "--tp", "1", "--timeout", "99", "--retune", "--require-idle") == [first], "how, not what"
+    others = [
+        inputs("tiny", "--tp", "2"), inputs("tiny", "--tp", "1", "--base-image", "x"),
+        inputs("tiny", "--tp", "1", "--strategy", "leader"), inputs("tiny", "--tp", "1", "--arch", "90a"),
+        inputs("tiny", "--tp", "1", "--no-bake-jit"), inputs("--matrix", str(matrix)),
+    ]  # fmt: skip
+    matrix.write_text(MATRIX + CUDA)
+    cells = inputs("--matrix", str(matrix))
+    matrix.write_text((MATRIX + CUDA).replace("H200", "H100"))
+    assert inputs("--matrix", str(matrix))[0] == cells[0] and inputs("--matrix", str(matrix))[1] != cells[1]
+    assert others.pop() == [first] == cells[:1], "the matrix and the words that say the same"
+    assert len({first, *(one for listed in others for one in listed)}) == len(others) + 1
+    cache_samples.write(tmp_path / "cache")
+    baked = inputs("tiny", "--cache", str(tmp_path / "cache"))
+    assert inputs("tiny", "--cache", str(tmp_path / "cache"), "--strategy", "leader") == baked, "nothing is tuned"
+    (next((tmp_path / "cache").rglob("manifest.json")).parent / "autotune_configs.json").touch()
+    assert inputs("tiny", "--cache", str(tmp_path / "cache")) == baked
+
+
+def test_a_cell_whose_cache_is_missing_fails_alone(matrix: Path, capsys: Any) -> None:
+    matrix.write_text(MATRIX + '[[cells]]\nmodel = "tiny"\ncache = "nowhere"\n')
+    assert main(["release", "cells", "--matrix", str(matrix), "--registry", "127.0.0.1:1"]) == Exit.PUBLISH
+    assert "Connection refused" in capsys.readouterr().err, "the registry is asked, and no engine"
+
+
+def test_tags_are_what_the_documents_say() -> None:
+    assert tags.expand(tags.DEFAULT, NAMES) == "llama-3.1-8b-tp2-h200-fi0.6.16.post3-abcdef01"
+    assert tags.fields_of("{server}_{cache}") == ("server", "cache")
+    assert tags.expand("{server}_{cache}", NAMES) == "vllm_fedcba98"
+    assert len(tags.expand(tags.DEFAULT_WITH_SERVER, replace(NAMES, model="M" * 300, gpu="G" * 300))) <= 128
+    with pytest.raises(tags.TemplateInvalid, match="valid tag for Llama"):
+        tags.expand("-{server}", replace(NAMES, server=""))
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{modell}", "did you mean {model}?"),
+        ("{model!r}", "there is no field"),
+        ("{tp:>4}", "there is no field"),
+        ("{}", "there is no field"),
+        ("{model", "is not a template"),
+        ("{model}/{tp}", "valid tag"),
+        ("x" * 129, "valid tag"),
+        ("sha256-{key}", "meaning of their own"),
+    ],
+)
+def test_templates_that_produce_no_tag_are_refused(template: str, said: str) -> None:
+    with pytest.raises(tags.TemplateInvalid) as caught:
+        tags.fields_of(template)
+    assert said in caught.value.message
+
+
+def verdict(**change: Any) -> Verdict:
+    made = Verdict(
+        "sha256:" + "a" * 64, "sha256:" + "b" * 64, "c" * 64, "1/90a/" + "d" * 64, "NVIDIA H200", "replay", "pass",
+        {"hits": 9},
+    )  # fmt: skip
+    return replace(made, **change)
+
+
+def test_a_replay_here_or_where_the_gpu_is_proves_an_image() -> None:
+    own = verdict()
+    assert verdicts.sufficient(own, [verdict()]) == (own,), "another that says the same adds nothing"
+    static, theirs = verdict(level="static"), verdict(device="another name")
+    assert verdicts.sufficient(static, [verdict(config_digest="sha256:" + "0" * 64), theirs]) == (theirs,)
+    with pytest.raises(PublishError):
+        verdicts.sufficient(static, [static])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"config_digest": "sha256:" + "0" * 64}, "is of config sha256:000"),
+        ({"cache_diff_id": "sha256:" + "0" * 64}, "is of the cache layer sha256:000"),
+        ({"manifest_sha256": "0" * 64}, "of other manifests"),
+        ({"result": "fail", "findings": ("it missed",)}, "says fail: it missed"),
+    ],
+)
+def test_a_verdict_on_something_else_proves_nothing(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(PublishError, match="no replay verdict for") as caught:
+        verdicts.sufficient(verdict(level="static"), [verdict(**change)])
+    assert any(said in line for line in caught.value.details), caught.value.details
+
+
+def test_a_gathered_image_needs_each_key_replayed_by_somebody() -> None:
+    first, second = "1/90a/" + "d" * 64, "1/90a/" + "e" * 64
+    own = verdict(key=f"{first},{second}", level="static")
+    on_h100, on_h200 = replace(own, replayed=(first,)), replace(own, replayed=(second,))
+    with pytest.raises(PublishError, match="e" * 64):
+        verdicts.sufficient(own, [on_h100])
+    assert verdicts.sufficient(own, [on_h100, on_h200]) == (on_h100, on_h200)
+    assert verdicts.sufficient(on_h100, [on_h200, on_h100]) == (on_h100, on_h200)
+
+
+def test_verdicts_are_read_from_files_and_folders(tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / f"{number}.json").write_text(json.dumps(verdict(device=str(number)).to_json()))
+    (tmp_path / "notes.txt").write_text("no verdict")
+    assert [one.device for one in verdicts.read_files([tmp_path, tmp_path / "1.json"])] == ["0", "1", "1"]
+    broken = json.dumps({**verdict().to_json(), "key": 5})
+    for name, content in (("a.json", "{"), ("b.json", "{}"), ("c.json", "[" * 100_000), ("d.json", broken)):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(CacheRefused, match=name):
+            verdicts.read_files([tmp_path / name])
+    with pytest.raises(CacheRefused, match="No such file"):
+        verdicts.read_files([tmp_path / "none.json"])
+
+
+def test_annotations_of_the_user() -> None:
+    assert check_annotations({"org.opencontainers.image.licenses": "Apache-2.0"})
+    for name, value in ((INPUTS, "x"), ("a b", "x"), ("a=b", "x"), ("a", "x\ny")):
+        with pytest.raises(UsageError):
+            check_annotations({name: value})
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("https://github.com/org/repo.git", "https://github.com/org/repo"),
+        ("https://user:token@git.example.com/org/repo", "https://git.example.com/org/repo"),
+        ("git@github.com:org/repo.git", "https://github.com/org/repo"),
+        ("ssh://git@git.example.com:2222/org/repo", "https://git.example.com/org/repo"),
+        ("/srv/git/repo", ""), ("../repo", ""), ("", ""), ("file:///srv/repo", ""), ("https://[bad", ""),
+    ],
+)  # fmt: skip
+def test_the_source_annotation_never_has_a_login(remote: str, address: str) -> None:
+    assert public_address(remote) == address
+
+
+def test_the_summary_says_what_became_of_each_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = (
+        Row("a", "pushed", "r/tuned:a", "sha256:" + "1" * 64),
+        Row("b", "released", "r/tuned:b", "sha256:" + "2" * 64),
+        Row("c", "failed", why="it broke\x1b[2J", hint="repair it", code=6),
+    )
+    summary = Summary("r/tuned", rows, ("latest",))
+    summary.show()
+    said = capsys.readouterr().err
+    assert "r/tuned: 1 pushed, 1 released, 1 failed" in said and "hint: repair it" in said and "\x1b" not in said
+    assert summary.to_json()["exit_code"] == 6 and summary.to_json()["tags"] == ["latest"]
+    assert Summary("r", (*rows, Row("d", "failed", code=7))).code == Exit.PUBLISH
+    assert Summary("r", rows[:2]).code == 0
+
+
+def test_an_interruption_does_not_wait_for_what_runs() -> None:
+    """Threads that wait for a registry must not keep Ctrl-C waiting; an error waits, since the next cell goes on."""
+    for wanted, waits in ((KeyboardInterrupt(), False), (ValueError(), True)):
+        begun, go, ended = threading.Event(), threading.Event(), threading.Event()
+
+        def work(
+            number: int, wanted: BaseException = wanted, begun: Any = begun, go: Any = go, ended: Any = ended
+        ) -> None:
+            if number == 0:
+                begun.wait(120)
+                raise wanted
+            begun.set()
+            go.wait(120)
+            ended.set()
+
+        if waits:
+            threading.Timer(0.2, go.set).start()
+        with pytest.raises(type(wanted)):
+            parallel_map(work, [0, 1], 2)
+        assert ended.is_set() == waits
+        go.set()
