@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import CacheRefused, UsageError
 from pipeline.contract.strictjson import Unreadable, parse_object, read_bytes
 from pipeline.contract.text import shown
@@ -102,17 +100,3 @@ def _flat(value: Any, source: str, hint: str) -> dict[str, str]:  # noqa: ANN401
     if missing:
         raise EnvironmentInvalid(f"{source} lacks {' and '.join(missing)}", hint=hint)
     return dict(value)
-
-
-def parse_cpu(cpuinfo: str) -> dict[str, str]:
-    """`model` and `flags` (sha256 of the sorted flags, one space between) of the first processor in /proc/cpuinfo.
-
-    As the tuner records them; what the text lacks is left out.
-    """
-    first = dict(re.findall(r"^([^\t:]+?)\s*:\s*(.*)$", cpuinfo.partition("\n\n")[0], re.MULTILINE))
-    arm = [f"{name} {first[name]}" for name in ("CPU implementer", "CPU part", "CPU variant") if name in first]
-    model, flags = first.get("model name", ", ".join(arm)), first.get("flags") or first.get("Features")
-    found = {"model": model} if model else {}
-    if flags:
-        found["flags"] = sha256_bytes(" ".join(sorted(set(flags.split()))).encode())
-    return found

@@ -274,16 +274,16 @@ def test_to_fit_a_size_the_unused_go_first_and_then_the_oldest(capsys, home, mon
     size = str(sum(entry.size for entry in store.stored()) - 1)
     _, out, err = run(capsys, "rm", "--max-size", size, "--dry-run")
     assert out.startswith("a") and "age alone decides" in err
-    monkeypatch.setattr(store, "used_manifests", lambda: used_by_an_image(home, "a"))
+    monkeypatch.setattr(store, "used_marks", lambda: used_by_an_image(home, "a"))
     out = run(capsys, "rm", "--max-size", size, "--dry-run")[1]
     assert out.startswith("b") and "an image has it" not in out and len(out.splitlines()) == 1
-    monkeypatch.setattr(store, "used_manifests", lambda: used_by_an_image(home, "c"))
+    monkeypatch.setattr(store, "used_marks", lambda: used_by_an_image(home, "c"))
     out = run(capsys, "rm", "--max-size", "0")[1]
     assert left(home) == [] and [line.endswith("an image has it") for line in out.splitlines()] == [False, False, True]
 
 
 def test_what_no_image_was_baked_from_is_removed_once_it_is_an_hour_old(capsys, home, monkeypatch):
-    monkeypatch.setattr(store, "used_manifests", lambda: used_by_an_image(home, "b"))
+    monkeypatch.setattr(store, "used_marks", lambda: used_by_an_image(home, "b"))
     run(capsys, "rm", "--unused")
     assert left(home) == ["b", "c"]  # c was kept just now: its image may be in the making
     os.utime(next(home.glob("c*/*.json")), (time.time() - 3700,) * 2)
@@ -295,11 +295,13 @@ def test_what_no_image_was_baked_from_is_removed_once_it_is_an_hour_old(capsys, 
 
 
 def test_an_image_of_several_keys_uses_all_of_them(monkeypatch):
-    image = SimpleNamespace(labels={"io.github.tuned-image-pipeline.manifest": "aa,bb"})
+    image = SimpleNamespace(
+        labels={"io.github.tuned-image-pipeline.manifest": "aa,bb", "io.github.tuned-image-pipeline.warm-up": "cc"}
+    )
     client = SimpleNamespace(images=SimpleNamespace(list=lambda filters: [image]), close=lambda: None)
     monkeypatch.setattr("pipeline.daemon.find", object)
     monkeypatch.setattr("pipeline.daemon.connect", lambda engine: client)
-    assert store.used_manifests() == {"aa", "bb"}
+    assert store.used_marks() == {"aa", "bb", "cc"}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from pipeline.contract.scratch import scratch
 
 _DAY = 86_400
 _YOUNG = 3600  # seconds: the image of what was kept just now may be in the making
-_LABEL = "io.github.tuned-image-pipeline.manifest"
+_LABELS = tuple(f"io.github.tuned-image-pipeline.{name}" for name in ("manifest", "warm-up"))
 _FOLDERS = {"warm-ups": "warmup.json", "tuned": "outcome.json"}
 _REMOVING = ".removing-"
 
@@ -49,12 +49,12 @@ class StoreEntry:
         root = self.place / "root"
         return root if self.place.parent.name == "tuned" else root / CACHE_ROOT.lstrip("/")
 
-    def manifests(self) -> set[str]:
-        """sha256 of each manifest in it: what an image's label names."""
+    def marks(self) -> set[str]:
+        """What the labels of an image that was baked from it name: the inputs digest, or the sha256 of a manifest."""
         found = (
             Path(folder) / MANIFEST_FILE for folder, _, names in os.walk(self.place / "root") if MANIFEST_FILE in names
         )
-        return {sha256_file(path) for path in found if path.is_file() and not path.is_symlink()}
+        return {self.place.name} | {sha256_file(path) for path in found if path.is_file() and not path.is_symlink()}
 
 
 def stored() -> list[StoreEntry]:
@@ -219,7 +219,7 @@ def _filtered(arguments: argparse.Namespace) -> list[tuple[StoreEntry, str]]:
     from pipeline import log
 
     try:
-        used = used_manifests()
+        used = used_marks()
     except DockerError as error:
         if arguments.unused:
             raise
@@ -230,8 +230,8 @@ def _filtered(arguments: argparse.Namespace) -> list[tuple[StoreEntry, str]]:
     )
 
 
-def used_manifests() -> set[str]:
-    """sha256 of the manifests that the images in the Docker Engine were baked from, by their label.
+def used_marks() -> set[str]:
+    """What the labels of the images in the Docker Engine say that they were baked from.
 
     Raises a `DockerError` where none answers: without one, nothing can be called unused.
     """
@@ -241,9 +241,12 @@ def used_manifests() -> set[str]:
     if engine is None:
         raise DockerError("no Docker Engine answers, so that nothing can be called unused", hint="pipeline daemon up")
     with contextlib.closing(connect(engine)) as client:
-        images = client.images.list(filters={"label": _LABEL})
-        named = [str(image.labels.get(_LABEL, "")) for image in images]
-        return {one for label in named for one in label.split(",") if one}  # an image may have several
+        named = [
+            str(image.labels.get(label, ""))
+            for label in _LABELS
+            for image in client.images.list(filters={"label": label})
+        ]
+        return {one for text in named for one in text.split(",") if one}  # an image may have several
 
 
 def select(
@@ -251,12 +254,12 @@ def select(
 ) -> list[tuple[StoreEntry, str]]:
     """Which entries go and why: too old (days), unused, and then until the rest fits `max_size` bytes.
 
-    To fit a size those go first that no image was baked from (`used`: manifests of images), of each kind the oldest
+    To fit a size those go first that no image was baked from (`used`: marks of images), of each kind the oldest
     first. What was kept within the last hour counts as used: a build may have yet to make its image.
     """
     chosen: list[tuple[StoreEntry, str]] = []
     rest: list[StoreEntry] = []
-    baked = {entry.place for entry in entries if entry.manifests() & used}
+    baked = {entry.place for entry in entries if entry.marks() & used}
     in_use = baked | {entry.place for entry in entries if time.time() - entry.kept < _YOUNG}
     for entry in entries:
         age = (time.time() - entry.kept) / _DAY
