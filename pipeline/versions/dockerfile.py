@@ -298,10 +298,13 @@ class _Reader:
                         )
 
 
-def held(text: str) -> Iterator[Arg]:
-    """ARGs that an ONBUILD of a file keeps for images built on it, by their default as written."""
-    for instruction in read(text).instructions:
+def held(found: Dockerfile) -> Iterator[Arg]:
+    """ARGs that an ONBUILD of a file keeps for images built on it."""
+    for instruction, known in zip(found.instructions, found.known, strict=True):
         rest = re.sub(r"(?i)^\s*onbuild\s*", "", instruction.original).strip()
         if instruction.name == "ONBUILD" and rest[:4].upper().rstrip() == "ARG":
-            for arg in read(f"{rest}\nFROM scratch\n").args:
+            env = "".join(
+                f"ARG {name}='{value}'\n" for name, value in known.items() if name.isidentifier() and "'" not in value
+            )
+            for arg in read(f"{env}ARG {rest[4:].strip()}\nFROM scratch\n").args[env.count("\n") :]:
                 yield arg._replace(line=instruction.start_line)

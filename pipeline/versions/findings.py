@@ -81,5 +81,6 @@ def near(name: str, known: Iterable[str]) -> str:
     """`; did you mean "…"?` where a known name is close, else nothing."""
     import difflib
 
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f'; did you mean "{close[0]}"?' if close else ""
+    names = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(name.lower(), list(names), n=1, cutoff=0.6)
+    return f'; did you mean "{names[close[0]]}"?' if close else ""

@@ -19,22 +19,18 @@ from packaging.version import InvalidVersion, Version
 
 from .dockerfile import Arg, held
 from .dockerfile import read as read_dockerfile
-from .findings import Finding, near
+from .findings import Finding
 from .requirements import Pin, decode, read, read_text
 from .source import Versions, canonical
 
 _LARGEST = 4 << 20  # bytes of a file that is read
 _FOLDERS = ("docker", "requirements")
 _BESIDE = ("Dockerfile*", "*.Dockerfile", "docker-bake*", "requirements*.txt", "requirements*.in", "constraints*.txt")
-_PASSED_OVER = ("*.md", "*.j2", "*.lock", "versions.json")
+_PASSED_OVER = ("*.md", "*.j2", "*.lock", "*.dockerignore", "versions.json")
 _VERSION = r"\d+(?:\.\d+)*(?:[._-]?(?:post|rc|alpha|beta|dev|a|b)\.?\d*)*"
 _PIN = re.compile(
-    rf"(?<![\w./-])([A-Za-z][A-Za-z0-9._-]*)(?:\[[^\]\n]{{0,200}}\])?\s*(?:={{2,3}}(?:\s*|\\?[\"'])|@(?!\w*[:/]))"
+    rf"(?<![\w./@:-])([A-Za-z][A-Za-z0-9._-]*)(?:\[[^\]\n]{{0,200}}\])?\s*(?:={{2,3}}(?:\s*|\\?[\"'])|@(?!\w*[:/]))"
     rf"({_VERSION}(?:\+[A-Za-z0-9.]+)?)(?![\w@/:]|\.\d)"
-)
-_ASSIGNED = re.compile(
-    r"(?<![\w$./-])(?:-D)?([A-Za-z_]\w*)\\?[\"']?(?:\s+[:?]?=|[:?]?=|:[-=]?|\s*:\s*str\s*=|[\"']?,|\s)[ \t]*"
-    r"\\?[\"']?(?:\$\{\w+:?[-=])?([^\s\"'$`;&|,)}\]<>\\]{1,200})"
 )
 _ADDRESS = re.compile(r"(?:\b[a-z][a-z+]*://|\bgit@[\w.-]+:|\$\{?\w+[^\s/]*/)[^\s\"'<>|;`)\\]+")
 _ARCHIVED = re.compile(
@@ -47,6 +43,7 @@ _AFTER = re.compile(r"(?:[@#]|\?(?:tag|ref)=)(?:refs/tags/)?([^@#&\s]+)")
 _CLONE = re.compile(r"\bgit\s+[^;&|\n]*?\b(?:clone|fetch|remote\s+add)\b([^;&|\n]*)")
 _BRANCH = re.compile(r"(?:--branch|--revision|-b)[\s=]*[\"']?(?:refs/tags/)?([^\s\"';&|]+)")
 _CHECKOUT = re.compile(r"\bgit\s+(?:-\S+\s+\S+\s+)*(?:checkout|switch|reset|fetch)\b([^;&|\n]*)")
+_DIRECTORY = re.compile(r"(?<![\w-])(?:cd|pushd)\s+[\"']?([^\s;&|\"')]+)")
 _LIKE_VERSION = re.compile(r".*_VERSION", re.IGNORECASE)
 _NUMBER = re.compile(r"v?\d")
 _LineOf = Callable[[int], int]
@@ -72,8 +69,8 @@ class Scan:
 
     def wrong(self) -> list[Finding]:
         """Every occurrence that disagrees, as a finding."""
-        found = [Finding(o.path, o.line, 0, f"{o.text}{o.wrong}", o.kind) for o in self.occurrences if o.wrong]
-        return found + self.findings
+        said = {(o.path, o.line, f"{o.text}{o.wrong}"): o.kind for o in self.occurrences if o.wrong}
+        return [Finding(path, line, 0, message, kind) for (path, line, message), kind in said.items()] + self.findings
 
 
 def files(root: Path) -> Iterator[str]:
@@ -132,8 +129,9 @@ def _bytes(root: Path, path: str, result: Scan) -> bytes | None:
                 return None
             raise OSError(0, "larger than 4 MiB")
         data = place.read_bytes()
-    except OSError as error:
-        result.findings.append(Finding(path, 0, 0, f"cannot be read: {error.strerror}", "read"))
+    except (OSError, RuntimeError) as error:  # RuntimeError: a link in a circle
+        why = error.strerror if isinstance(error, OSError) else "a link in a circle"
+        result.findings.append(Finding(path, 0, 0, f"cannot be read: {why}", "read"))
         return None
     return None if b"\0" in data[:8192] and not _is_read(path) else data
 
@@ -174,6 +172,14 @@ class _Scanner:
         self.images = {image: name for name, what in governs.items() for image in what.images}
         self.repositories = {one: name for name, what in governs.items() for one in what.repositories}
         self.repositories |= {p: n for n, what in governs.items() for p in what.packages if p not in self.repositories}
+        names = "|".join(map(re.escape, versions))
+        value = r"([^\s\"'$`;&|,)}\]<>\\]{1,200})"
+        # NAME=1, NAME: "1", NAME ?= 1, NAME: str = "1", -DNAME=1, NAME=${X:-1}, ${NAME:-1}, get("NAME", "1")
+        self.assigned = re.compile(
+            rf"(?:(?:(?<![\w$./{{-])|(?<=-D))({names})\\?[\"']?\s*(?:[:?+]?=|:\s*str\s*=|:|,|\)\s*or)[ \t]*\\?[\"']?"
+            rf"(?:\$\{{\w+:?[-=])?|\$\{{({names}):?[-=]){value}"
+        )
+        self.unmanaged: set[tuple[str, str]] = set()  # path and name: said once
         self.labels = [(name, label) for name, what in governs.items() for label in what.labels]
 
     def add(self, path: str, line: int, name: str, kind: str, text: str, *, ok: bool, expected: str = "") -> None:
@@ -189,7 +195,7 @@ class _Scanner:
         for problem in found.problems:
             message = f"BuildKit refuses this: {problem.message}"
             self.result.findings.append(Finding(path, problem.line, 0, message, "ARG"))
-        for arg in [*found.args, *held(text)]:
+        for arg in [*found.args, *held(found)]:
             self._arg(path, arg)
         for stage in found.stages:
             self._images(path, stage.base, lambda _at, line=stage.line: line)  # type: ignore[misc]
@@ -214,13 +220,19 @@ class _Scanner:
                 self.add(path, arg.line, arg.name, "ARG", shown, ok=arg.value == value)
             else:
                 self.add(path, arg.line, arg.name, "ARG", shown, ok=True)
-        elif self._unmanaged(arg.name):
-            message = f"{shown} is not managed: {self.versions.file} has no {arg.name}{near(arg.name, self.versions)}"
+        elif self._unmanaged(arg.name) and (path, arg.name) not in self.unmanaged:
+            if any(one in self.versions for one in re.findall(r"\$\{?(\w+)", arg.raw or "")):
+                return  # made of a managed one
+            self.unmanaged.add((path, arg.name))
+            message = f"{shown} is not managed: {self.versions.file} has no {arg.name}{self._spelled(arg.name)}"
             self.result.findings.append(Finding(path, arg.line, 0, message, "ARG"))
         elif arg.value and re.search(r"_(?:REF|TAG|BRANCH)$", arg.name):
             name = next((n for r, n in self.repositories.items() if arg.name.lower().startswith(canonical(r))), None)
             if name is not None:
                 self._ref(path, arg.line, arg.name, name, arg.value)
+
+    def _spelled(self, name: str) -> str:
+        return next((f"; did you mean {one}?" for one in self.versions if one.lower() == name.lower()), "")
 
     def _unmanaged(self, name: str) -> bool:
         """Whether an ARG is named like a version, and neither managed nor left to whoever wrote it."""
@@ -264,14 +276,15 @@ class _Scanner:
             elif name is not None:
                 version = pin.version or _one_of(pin.specifier)
                 ok = version is not None and _same(version, self.versions[name])
-                self.add(pin.path, pin.line, name, "pin", shown or f"{pin.name}: no version", ok=ok)
+                said = shown if version is not None else f"{shown} is not pinned"
+                self.add(pin.path, pin.line, name, "pin", said, ok=ok)
             self._labels(pin.path, f"{pin.url} {shown}", lambda _at, line=pin.line: line)  # type: ignore[misc]
 
     # -- text
 
     def text(self, path: str, raw: str, known: Mapping[str, str] | None = None, first: int = 1) -> None:
         """Everything that patterns find in commands and settings."""
-        text, starts = _joined(raw, known or {}, first)
+        text, starts = _joined(raw, {**(known or {}), **_assigned_once(raw)}, first)
 
         def line_of(at: int) -> int:
             return starts[bisect_right(starts, (at, 1 << 60)) - 1][1]
@@ -279,12 +292,11 @@ class _Scanner:
         for found in _PIN.finditer(text):
             name = self.packages.get(canonical(found[1]))
             if name is not None:
-                self.add(
-                    path, line_of(found.start()), name, "pin", found[0].strip(), ok=_same(found[2], self.versions[name])
-                )
-        for found in _ASSIGNED.finditer(text) if any(name in text for name in self.versions) else ():
-            name, value = found[1], found[2].rstrip("\"'")
-            if name in self.versions and _NUMBER.match(value) and _NUMBER.match(self.versions[name]):
+                shown = f"{found[1]}{'@' if '@' in found[0] else '=='}{found[2]}"
+                self.add(path, line_of(found.start()), name, "pin", shown, ok=_same(found[2], self.versions[name]))
+        for found in self.assigned.finditer(text):
+            name, value = found[1] or found[2], found[3].rstrip("\"'")
+            if _NUMBER.match(value) and _NUMBER.match(self.versions[name]):
                 self._value(path, line_of(found.start()), name, value, "value")
         for found in _ARCHIVED.finditer(text):
             name = self.packages.get(canonical(found[1]))
@@ -328,26 +340,25 @@ class _Scanner:
             ref = _IN_ADDRESS.search(found[0]) or _AFTER.search(found[0].partition("://")[2].partition("#egg")[0])
             if repository is not None and ref is not None:
                 self._ref(path, line_of(found.start()), repository, self.repositories[repository], ref[1])
-        cloned: tuple[str, int] | None = None
-        clones = {found.start(): found for found in _CLONE.finditer(text)}
-        for found in sorted(
-            [*clones.values(), *_CHECKOUT.finditer(text)], key=lambda m: (m.start(), m.re is not _CLONE)
-        ):
+        where: tuple[int, str | None] = (0, None)  # how far the text was read, and the repository that one is in
+        events = [*_CLONE.finditer(text), *_CHECKOUT.finditer(text), *_DIRECTORY.finditer(text)]
+        for found in sorted(events, key=lambda event: (event.start(), event.re is not _CLONE)):
+            if found.re is _DIRECTORY:
+                inside = self._repository(found[1])
+                where = (found.end(), inside or (where[1] if re.fullmatch(r"[./-]*", found[1]) else None))
+                continue
             address = next((m[0] for m in _ADDRESS.finditer(found[1])), None)
             if address is not None:
-                repository = self._repository(address)
-                cloned = (repository, found.end()) if repository else None
-            between = text[cloned[1] : found.start()] if cloned else ""
-            left = re.findall(r"\b(?:cd|pushd)\s+[\"']?([^\s;&|\"')]+)", between)
-            if cloned is None or (left and cloned[0] not in left[-1] and re.search(r"[a-z]", left[-1])):
+                where = (found.end(), self._repository(address))
+            path_of = re.search(r"-C\s+(\S+)|--work-tree=(\S+)", found[0])
+            repository = (self._repository(path_of[1] or path_of[2]) if path_of else None) or where[1]
+            if repository is None:
                 continue
             branch = _BRANCH.search(found[1])
-            words = [word for word in re.split(r"\s+", found[1]) if word and not word.startswith("-")]
-            refs = (
-                [branch[1]] if branch else [] if found.start() in clones else [w.removeprefix("tags/") for w in words]
-            )
-            for one in refs:
-                self._ref(path, line_of(found.start(1)), cloned[0], self.repositories[cloned[0]], one.strip("\"'"))
+            words = [word for word in found[1].split() if not word.startswith("-")]
+            plain = [] if found.re is _CLONE else [re.sub(r"^(refs/)?tags/", "", word) for word in words]
+            for tag in [branch[1]] if branch and found.re is _CLONE else plain[:3]:
+                self._ref(path, line_of(found.start(1)), repository, self.repositories[repository], tag.strip("\"'"))
 
     def _labels(self, path: str, text: str, line_of: _LineOf) -> None:
         for name, label in self.labels:
@@ -368,6 +379,15 @@ def _joined(raw: str, known: Mapping[str, str], first: int) -> tuple[str, list[t
         line = _filled(_without_inert(row.rstrip("\r")), known)
         text += line[:-1] + " " if line.endswith("\\") else line + "\n"
     return text, starts
+
+
+def _assigned_once(text: str) -> dict[str, str]:
+    """Names of a script that are given one plain value and no other."""
+    found: dict[str, str] = {}
+    for name, value in re.findall(r"(?m)(?:^|[\s;&|])(?:export\s+)?([A-Za-z_]\w*)=([^\s;&|]*)", text):
+        plain = value.strip("\"'")
+        found[name] = "" if name in found or not re.fullmatch(r"[\w.:/@+-]+", plain) else plain
+    return {name: value for name, value in found.items() if value}
 
 
 def _without_inert(line: str) -> str:
