@@ -131,12 +131,11 @@ def _tied(versions: Versions, values: Mapping[str, str]) -> dict[str, str]:
 
 def _refuse_downgrade(versions: Versions, name: str, value: str, request: BumpRequest) -> None:
     governs = versions.governs.get(name)
+    if governs is not None and governs.packages and not source.is_version(value):
+        raise UsageError(f"{name}={value}: no version of a package", hint=f"e.g. {value.lstrip('v')}")
     try:
         down = Version(value) < Version(versions[name])
     except InvalidVersion:
-        if governs is not None and governs.packages:
-            hint = f"try {value.lstrip('v')}" if value.startswith("v") else ""
-            raise UsageError(f"{name}={value}: no version of a package", hint=hint) from None
         return
     if down and not request.allow_downgrade:
         raise UsageError(f"{name} would go down from {versions[name]} to {value}", hint="--allow-downgrade lets it")

@@ -299,11 +299,8 @@ def _judge(
             if package in owners:
                 problems.append((line, f"{package} is governed by {owners[package]} and by {name}"))
             owners[package] = name
-        try:
-            Version(values[name])
-        except InvalidVersion:
-            if what.packages:
-                problems.append((lines[name], f"{name} is {values[name]!r}, which is no version of a package"))
+        if what.packages and not is_version(values[name]):
+            problems.append((lines[name], f"{name} is {values[name]!r}, which is no version of a package"))
         other = what.begins_with
         if other is None:
             continue
@@ -313,6 +310,15 @@ def _judge(
             problems.append(
                 (lines[name], f"{name} is {values[name]}, which does not begin with {other} {values[other]}")
             )
+
+
+def is_version(text: str) -> bool:
+    """Whether this is a version as packages spell it: `v0.7.4` is a tag."""
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return text[:1].isdigit()
 
 
 def begins(version: str, other: str) -> bool:
