@@ -38,7 +38,15 @@ def render(root: Path, versions: Versions) -> dict[str, bytes]:
 
     A name without a version is a problem, and so is a template that is no text.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError, TemplateSyntaxError, meta
+    from jinja2 import (
+        Environment,
+        FileSystemLoader,
+        StrictUndefined,
+        TemplateError,
+        TemplateNotFound,
+        TemplateSyntaxError,
+        meta,
+    )
 
     environment = Environment(
         loader=FileSystemLoader(root / FOLDER),
@@ -64,6 +72,8 @@ def render(root: Path, versions: Versions) -> dict[str, bytes]:
                 files[target(name)] = environment.get_template(name).render(dict(versions)).encode()
         except TemplateSyntaxError as error:
             findings.append(Finding(place, error.lineno, 0, f"is not a template: {error.message}", "render"))
+        except TemplateNotFound as error:
+            findings.append(Finding(place, 0, 0, f"cannot be rendered: there is no {error.name}", "render"))
         except UnicodeDecodeError:
             findings.append(Finding(place, 0, 0, "is not UTF-8", "render"))
         except OSError as error:

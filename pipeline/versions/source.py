@@ -29,6 +29,8 @@ FILE = "versions.json"
 REFERENCE = re.compile(r"\$\{([^}]*)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LARGEST = 1 << 20  # bytes
+_LONGEST = 4096  # characters of a value
+_DEEPEST = 50  # names that stand behind each other
 
 Word = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
@@ -241,9 +243,11 @@ def _key_line(text: str, key: str) -> int:
 
 def _refused(text: str, error: Any) -> tuple[int, str]:  # noqa: ANN401 - pydantic's ErrorDetails
     where = [str(part) for part in error["loc"] if part != "[key]"]
-    line = 0
-    for key in where:  # the deepest key that the text has
-        line = _key_line(text, key) or line
+    at = line = 0
+    for key in where:  # the deepest key that the text has, each behind the one above it
+        found = re.compile(rf"{re.escape(json.dumps(key))}\s*:").search(text, at)
+        if found:
+            at, line = found.end(), _line(text, found.start())
     if error["type"] == "extra_forbidden":
         known = {
             1: ["variable", "governs", "locks", "unmanaged"],
@@ -261,6 +265,7 @@ def _refused(text: str, error: Any) -> tuple[int, str]:  # noqa: ANN401 - pydant
 
 def _expanded(raw: Mapping[str, str], lines: Mapping[str, int], problems: list[tuple[int, str]]) -> dict[str, str]:
     """Values with the names in them replaced; a name that is unknown or leads back to itself is a problem."""
+    done: dict[str, str] = {}
 
     def expand(name: str, path: tuple[str, ...]) -> str:
         def value(found: re.Match[str]) -> str:
@@ -268,12 +273,20 @@ def _expanded(raw: Mapping[str, str], lines: Mapping[str, int], problems: list[t
             if other not in raw:
                 problems.append((lines[name], f"{name} names ${{{other}}}, which is not there{near(other, raw)}"))
                 return ""
-            if other in path or len(path) > 50:
+            if other in path:
                 problems.append((lines[path[0]], f"circular reference: {' -> '.join((*path, other))}"))
                 return ""
             return expand(other, (*path, other))
 
-        return REFERENCE.sub(value, raw[name])
+        if name not in done:
+            if len(path) > _DEEPEST:
+                problems.append((lines[name], f"the chain of references to {name} exceeds {_DEEPEST}"))
+                return ""
+            text = REFERENCE.sub(value, raw[name])
+            if len(text) > _LONGEST:
+                problems.append((lines[name], f"{name} is longer than {_LONGEST} characters"))
+            done[name] = text[:_LONGEST]
+        return done[name]
 
     return {name: expand(name, (name,)) for name in raw}
 
