@@ -90,6 +90,7 @@ MOE = {
     "kimi_k2": _DEEPSEEK,
     "glm4_moe": replace(_DEEPSEEK, mla=False, router_float32=True),
 }
+_SHARES_AS_THEY_ARE = ("qwen2_moe", "qwen3_moe")  # `norm_topk_prob` is false where their configs leave it out
 KNOWN = (*DENSE, *MOE, *SAME_LAYERS)
 
 
@@ -176,6 +177,10 @@ class _Reader:
             )
         return max(1, least)
 
+    def stated(self, name: str) -> int:
+        """A size that may be null or 0 for none, and must not be left out: the class's own value is another."""
+        return self.size(name, 0 if name in self.config else None, least=0)
+
     def _hint(self, name: str) -> str:
         near = sorted(key for key in self.config if key.endswith("_experts")) if name.endswith("_experts") else ()
         if near:
@@ -208,12 +213,12 @@ def _moe_layers(keys: MoeKeys, read: _Reader, layers: int) -> tuple[int, ...]:
         step, dense = read.size("decoder_sparse_step", 1), read.layer_numbers("mlp_only_layers")
         return tuple(i for i in range(layers) if i not in dense and (i + 1) % step == 0)
     if keys.first_dense:
-        first, step = read.size("first_k_dense_replace", 0, least=0), read.size("moe_layer_freq", 1)
+        first, step = read.stated("first_k_dense_replace"), read.size("moe_layer_freq", 1)
         return tuple(i for i in range(layers) if i >= first and i % step == 0)
     return tuple(range(layers))
 
 
-def _moe(family: str, read: _Reader, layers: int) -> Moe | None:
+def _moe(kind: str, family: str, read: _Reader, layers: int) -> Moe | None:
     """The MoE layers; None where all layers are dense.
 
     A missing number of experts is a problem as long as any layer holds some: servers would take the class's number.
@@ -230,18 +235,19 @@ def _moe(family: str, read: _Reader, layers: int) -> Moe | None:
         read.mismatch(
             f"num_experts_per_tok {top_k} is more than {experts} experts", "num_experts_per_tok", keys.experts
         )
-    shared = read.size(keys.shared, 0, least=0) if keys.shared else 0
-    oai = family == "gpt_oss"
+    shared = read.stated(keys.shared) if keys.shared else 0
+    oai, grouped = family == "gpt_oss", family in ("deepseek_v3", "kimi_k2")
+    groups = {name: read.stated(name) if grouped else read.size(name, 0, least=0) for name in ("n_group", "topk_group")}
     return Moe(
         layers=held,
         experts=experts,
         top_k=top_k,
         intermediate=inner,
         shared=inner * shared if keys.first_dense else shared,
-        groups=read.size("n_group", 0, least=0) if keys.first_dense else 0,
-        top_groups=read.size("topk_group", 0, least=0) if keys.first_dense else 0,
+        groups=groups["n_group"] if keys.first_dense else 0,
+        top_groups=groups["topk_group"] if keys.first_dense else 0,
         bias=oai,
-        renormalized=read.config.get("norm_topk_prob", family != "qwen2_moe") is not False,
+        renormalized=read.config.get("norm_topk_prob", kind not in _SHARES_AS_THEY_ARE) is not False,
         activation="swiglu_oai" if oai else "swiglu",
         keys=keys,
     )
@@ -251,7 +257,7 @@ def _mla(family: str, read: _Reader) -> Mla | None:
     if family not in MOE or not MOE[family].mla:
         return None
     return Mla(
-        q_rank=read.size("q_lora_rank", 0),
+        q_rank=read.stated("q_lora_rank"),
         kv_rank=read.size("kv_lora_rank"),
         nope=read.size("qk_nope_head_dim"),
         rope=read.size("qk_rope_head_dim"),
@@ -285,7 +291,7 @@ def read_model_config(name: str, config: Mapping[str, object], problems: Problem
     text = language_model(config)
     if text is not None:
         config = {"torch_dtype": config.get("torch_dtype") or config.get("dtype"), **text}
-        kind = str(text.get("model_type") or TEXT_TYPE.get(outer, ""))
+        kind = str(text.get("model_type") or TEXT_TYPE.get(outer) or (outer if outer in KNOWN else ""))
     else:
         kind = TEXT_TYPE.get(outer, outer) if left else outer
         left = left if outer in TEXT_TYPE else ()
@@ -315,7 +321,7 @@ def read_model_config(name: str, config: Mapping[str, object], problems: Problem
         kv_heads=kv_heads,
         head_dim=read.size("head_dim", default=_HEAD_DIM.get(family, max(1, hidden // heads))),
         vocab=read.size("vocab_size"),
-        moe=_moe(family, read, layers),
+        moe=_moe(kind, family, read, layers),
         mla=_mla(family, read),
         drafts=read.size("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS),
         parts_left_out=left,

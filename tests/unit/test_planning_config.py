@@ -267,6 +267,31 @@ def test_a_model_without_its_number_of_experts_is_not_planned_as_dense(tmp_path,
     assert f"num_routed_experts: servers read {key}" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "key",
+    ["n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace", "n_shared_experts",
+     "q_lora_rank", "kv_lora_rank", "n_group", "topk_group", "intermediate_size"],
+)  # fmt: skip
+def test_nothing_that_shapes_a_deepseek_is_assumed(tmp_path, key):
+    config = {name: value for name, value in find_model("DeepSeek-V3").config.items() if name != key}
+    with pytest.raises(PlanRefused, match=f"{key} is missing") as caught:
+        plan_of(write_config(tmp_path, config), arch="100a")
+    assert not caught.value.details
+
+
+def test_a_qwen_without_norm_topk_prob_takes_the_weights_as_they_are(tmp_path):
+    config = {name: value for name, value in find_model("Qwen3-30B-A3B").config.items() if name != "norm_topk_prob"}
+    op = ops(plan_of(write_config(tmp_path, config), arch="100a"))["experts"]
+    assert any("vLLM has no such router for it" in note for note in op.notes)
+
+
+def test_a_text_config_without_a_type_has_the_one_above(tmp_path):
+    config = dict(find_model("Qwen3-8B").config)
+    kind = config.pop("model_type")
+    plan = plan_of(write_config(tmp_path, {"model_type": kind, "text_config": config, "vision_config": {}}))
+    assert plan.digest == plan_of("Qwen3-8B").digest
+
+
 def test_a_deepseek_that_says_that_all_its_layers_are_dense_is_planned(tmp_path):
     config = {name: value for name, value in find_model("DeepSeek-V3").config.items() if "expert" not in name}
     for path in ({**config, "first_k_dense_replace": 61}, {**config, "n_routed_experts": None}):
@@ -302,7 +327,7 @@ def test_one_thing_wrong_is_one_line(tmp_path, config, message):
         ("Llama-3.1-8B", (*GENERAL, "vocab_size", "head_dim")),
         ("Mixtral-8x7B", ("hidden_size", "num_local_experts", "num_experts_per_tok")),
         ("Qwen3-30B-A3B", ("num_experts", "moe_intermediate_size", "decoder_sparse_step")),
-        ("DeepSeek-V3", ("n_routed_experts", "q_lora_rank", "v_head_dim", "moe_layer_freq")),
+        ("DeepSeek-V3", ("n_routed_experts", "v_head_dim", "moe_layer_freq")),
     ],
 )
 def test_a_size_that_is_none_is_one_short_line(tmp_path, model, names, value):
