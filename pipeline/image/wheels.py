@@ -50,7 +50,10 @@ def _pip(words: Sequence[str], logfile: Path) -> None:
     try:
         run(command, log=logfile)
     except ProcessFailed as error:
-        said = [line for line in error.details if line.startswith("ERROR")] or list(error.details)
+        first = next((at for at, line in enumerate(error.details) if line.startswith("ERROR")), 0)
+        said = [
+            line.strip() for line in error.details[first:] if line.strip()
+        ]  # a wrong hash: which wheel stands below
         raise WheelsUnavailable(
             "pip could not fetch the locked wheels",
             details=said[-8:],
