@@ -38,10 +38,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from pipeline.contract.errors import UsageError
+from pipeline.flashinfer.gpus import find_arch
 from pipeline.image.naming import plain
 from pipeline.planning.buckets import read_buckets, spell_buckets
 from pipeline.planning.model_source import usual_tp
@@ -122,6 +123,7 @@ def _buckets(value: object) -> str:
 
 _SHORT = r"[a-z0-9]+([.-][a-z0-9]+)*"
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Arch = Annotated[Name, AfterValidator(lambda text: find_arch(text) or text)]  # b200 is 100a
 Short = Annotated[str, Field(pattern=rf"^{_SHORT}$", max_length=40)]
 Count = Annotated[int, Field(ge=1, le=4096)]
 Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
@@ -138,13 +140,13 @@ class _Strict(BaseModel):
 
 
 class GpuTable(_Strict):
-    """A type of GPU: its architecture as FlashInfer names it, and where its caches and verdicts come from.
+    """A type of GPU: its architecture as FlashInfer names it or its name, and where its caches and verdicts come from.
 
     `name` is what the driver calls it; caches that were tuned on another are then refused. Without `cache` the cell is
     tuned by the host that runs it.
     """
 
-    arch: Name
+    arch: Arch
     name: Name | None = None
     cache: Names | None = None
     verdict: Names | None = None
@@ -177,7 +179,7 @@ class CellTable(_Strict):
     pp: Count | None = None
     dp: Count | None = None
     device: Literal["cpu", "cuda"] | None = None
-    arch: Name | None = None
+    arch: Arch | None = None
     max_tokens: Tokens | None = None
     buckets: Annotated[str, BeforeValidator(_buckets)] | None = None
     round_up: bool | None = None

@@ -153,12 +153,20 @@ def test_the_arguments_say_how_many_ranks_there_are(model, engine, words, world,
         ("vllm", "/models/x 'open", "", "cannot be split"),
         ("vllm", "/models/x", "A", "is not NAME=VALUE"),
         ("vllm", "/models/x", "VLLM_API_KEY=x", "looks like a secret"),
+        ("vllm", "/models/x", "hf_token=abc", "looks like a secret"),
     ],
 )
 def test_arguments_that_start_no_engine(model, engine, words, variables, said):
     with pytest.raises(EngineArgumentsWrong, match=said) as caught:
         engine_start(engine, words, variables, model)
     assert caught.value.hint
+
+
+def test_words_that_only_look_like_secrets_or_relative_paths(model):
+    path = "/root/.cache/huggingface/hub/m/snapshots/1"
+    start = engine_start("vllm", path, "TOKENIZERS_PARALLELISM=false MONKEY=1", model)
+    assert start is not None and start.run.model == path
+    assert dict(start.run.variables) == {"TOKENIZERS_PARALLELISM": "false", "MONKEY": "1"}
 
 
 def test_a_bundled_model_s_facts_are_no_config(tmp_path):

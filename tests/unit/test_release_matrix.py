@@ -14,7 +14,7 @@ floating = ["{model}-latest"]
 
 [gpus.h200]
 name = "NVIDIA H200"
-arch = "90a"
+arch = "h200"
 cache = "caches/{model}-tp{tp}-{gpu}"
 verdict = ["verdicts", "more/{server}.json"]
 
