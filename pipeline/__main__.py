@@ -160,6 +160,11 @@ def main(words: list[str] | None = None) -> int:
         # The reader of our stdout has gone (`| head`): nothing is wrong, and nothing more can be said there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(Exit.OK)
+    except ModuleNotFoundError as error:
+        if (error.name or "pipeline").partition(".")[0] == "pipeline":
+            raise
+        log.fail(UsageError(f"this command needs the Python package {error.name}", hint=_PACKAGES))
+        return int(Exit.USAGE)
     except OSError as error:
         if error.errno not in _SURROUNDINGS:
             raise
@@ -167,6 +172,8 @@ def main(words: list[str] | None = None) -> int:
         return int(Exit.USAGE)
     return code
 
+
+_PACKAGES = "`make .venv/ready` makes an environment with all; `cache` and `explain` on files need Python alone"
 
 # What a disk, a mount or a permission may answer to any write.
 _SURROUNDINGS = {

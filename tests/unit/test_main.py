@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import shlex
 import signal
@@ -198,6 +199,35 @@ def test_a_shell_completes_commands_and_options(tmp_path: Path, capsys: pytest.C
         )
         assert done.stdout.split() == [said]
     assert main(["--print-completion", "fish"]) == 2
+
+
+def test_caches_need_python_alone_and_registries_requests(tmp_path: Path) -> None:
+    """As on a GPU host where nothing was installed."""
+    cases = ROOT / "tests" / "cases" / "caches"
+
+    def bare(*words: object) -> subprocess.CompletedProcess[str]:
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "site"), "XDG_CACHE_HOME": str(tmp_path)}
+        command = [sys.executable, "-S", "-m", "pipeline", *map(str, words)]
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+    a, b = cases / "h200_two_tunes_a.json", cases / "h200_two_tunes_b.json"
+    for words, code in (
+        (("explain", a), 0),
+        (("cache", "diff", a, b), 3),
+        (("cache", "inspect", a), 0),
+        (("cache", "merge", a, "-o", tmp_path / "out"), 0),
+        (("cache", "ls"), 0),
+        (("cache", "rm", "--older-than", "9"), 0),
+    ):
+        assert bare(*words).returncode == code, words
+    pull = ("cache", "pull", "oci://localhost:1/x", "-o", tmp_path / "pulled")
+    done = bare(*pull)
+    assert (done.returncode, "needs the Python package requests" in done.stderr) == (2, True)
+    (tmp_path / "site").mkdir()
+    for name in ("requests", "urllib3", "idna", "certifi", "charset_normalizer"):
+        (tmp_path / "site" / name).symlink_to(Path(importlib.import_module(name).__file__ or "").parent)
+    done = bare(*pull)
+    assert done.returncode == 8 and "Connection refused" in done.stderr, done.stderr
 
 
 def test_quiet_leaves_errors_and_verbose_says_where_they_arose(tmp_path: Path) -> None:

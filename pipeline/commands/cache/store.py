@@ -235,7 +235,10 @@ def used_marks() -> set[str]:
 
     Raises a `DockerError` where none answers: without one, nothing can be called unused.
     """
-    from pipeline.daemon import connect, find
+    try:
+        from pipeline.daemon import connect, find
+    except ModuleNotFoundError as error:
+        raise DockerError(f"the Python package {error.name}, which asks a Docker Engine, is not here") from error
 
     engine = find()
     if engine is None:
