@@ -20,7 +20,7 @@ LARGEST_FILE = 8 << 20  # bytes; a config.json has a few thousand
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 PROBE_SECONDS = 5.0
 _TAKES = "MODEL takes a model's folder or config.json"
-_FROM_HUB = (
+UNSEEN = (
     "only config.json was read from the hub: a quantization that stands in a file beside it is not seen; "
     "give the checkpoint's folder as MODEL if it has one"
 )
@@ -40,17 +40,16 @@ class HubRefused(UsageError):
 
 @dataclass(frozen=True)
 class Found:
-    """A model's display name, where its config came from, the config itself, and what to tell about the choice."""
+    """A model's display name, where its config came from, the config itself, and notes about the choice.
+
+    `from_hub`: the hub gave config.json, and no file beside it was read.
+    """
 
     name: str
     source: str
     config: Mapping[str, Any]
     notes: tuple[str, ...] = ()
-
-    @property
-    def from_hub(self) -> bool:
-        """Whether the hub gave the config."""
-        return _FROM_HUB in self.notes
+    from_hub: bool = False
 
 
 def bundled_names() -> list[str]:
@@ -84,7 +83,7 @@ def find_model(model: str) -> Found:
     offer = f"{_near(model)}models: {', '.join(bundled_names())}; or a path to a config.json"
     if HUB_ID.fullmatch(model):
         name = model.partition("@")[0].rpartition("/")[2]
-        return Found(name, model, _load(fetch_config(model, offer)), (_FROM_HUB,))
+        return Found(name, model, _load(fetch_config(model, offer)), from_hub=True)
     raise ModelUnknown(f"there is no model {model!r}", hint=f"{offer} or a hub id")
 
 

@@ -15,7 +15,7 @@ from pipeline.flashinfer.ops import TUNED_AS, is_skipped
 from .buckets import custom_buckets, default_buckets
 from .consumers import found_by_none, who_loads, with_consumers
 from .model_config import ModelConfig, read_model_config
-from .model_source import find_model
+from .model_source import UNSEEN, find_model
 from .moe import moe_op
 from .ops import Context, NotTuned, Target, check_backends, cpu_ops, gemm_op, gpu_arch
 from .problems import PlanRefused, Problems
@@ -95,7 +95,8 @@ def make_plan(
         seed=seed,
         untuned=_grouped(untuned),
     )
-    notes = [*found.notes, *_notes(plan, config, quantization, parts, custom=bool(buckets))]
+    unseen = [UNSEEN] if found.from_hub and not quantization.groups else []
+    notes = [*found.notes, *unseen, *_notes(plan, config, quantization, parts, custom=bool(buckets))]
     return replace(plan, notes=tuple(notes))
 
 
