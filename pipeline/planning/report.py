@@ -43,10 +43,11 @@ def _gains(plan: Plan, model: str) -> tuple[list[str], list[str]]:
 
 def _start(plan: Plan, model: str) -> str:
     """What of a server's first start these entries replace, and what they do not."""
-    names = ", ".join(op.name for op in plan.ops if not op.unserved)
+    names = [op.name for op in plan.ops if not op.unserved]
+    alone = f" (--ops {','.join(names)} plans only these)" if len(names) < len(plan.ops) else ""
     return (
-        f"of a server's cold start this replaces the tuning of {names} alone: not torch.compile, Triton kernels and "
-        f"modules that are compiled at the start, which {server_command(model)} bakes as well; and neither replaces "
+        f"of a server's cold start this replaces the tuning of {', '.join(names)} alone{alone}: not torch.compile, "
+        f"Triton kernels and modules that are compiled at the start, which {server_command(model)} bakes as well; and neither replaces "
         "loading weights and capturing CUDA graphs"
     )
 
