@@ -55,7 +55,8 @@ def _sign(path: Path) -> None:
         handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             json.dump(holder, stream)
-        path.chmod(0o666)
+            with contextlib.suppress(PermissionError):  # the file of another user, who did this
+                os.fchmod(handle, 0o666)
 
 
 def _holder(path: Path) -> str:

@@ -95,6 +95,8 @@ def remove(*, data: bool = False) -> tuple[str, ...]:
         if data:
             shutil.rmtree(at.root)
             done.append(f"deleted {at.root}")
+        elif (at.root / "data").exists():
+            done.append(f"its images stay in {at.root}; with --data they are deleted too")
     return tuple(done)
 
 
