@@ -10,36 +10,39 @@ PIPELINE = $(VENV)/bin/python -m pipeline
 PYTEST = $(VENV)/bin/python -m pytest -q
 TUNE_TESTS = PIPELINE_TUNE_PYTHON=$(CURDIR)/$(TUNE_VENV)/bin/python PIPELINE_TUNE_OTHER=$(CURDIR)/$(TUNE_VENV)/other
 
-# Values reach the commands through the environment, never through the text of a recipe: no shell reads them.
-export MODEL TP EP PP DP DEVICE ARCH MAX_TOKENS BUCKETS OPS SKIP_OPS BACKENDS BASE_IMAGE IMAGE PREVIOUS TIMEOUT STORE TUNE_IN CACHE GPUS STRATEGY JUDGE JUDGE_BUDGET JURORS ENGINE ENGINE_ARGS ENGINE_ENV REGISTRY MATRIX TAG FLOATING_TAG VERDICT KEY CELL OUT OCI DIR
+# Variables come from the command line, or from the environment under PIPELINE_ (PIPELINE_ARCH=90a): never from a bare
+# ARCH or IMAGE that a CI exports. Values reach the commands through the environment, and no shell reads them.
+PLAN := TP=tp EP=ep PP=pp DP=dp DEVICE=device ARCH=arch MAX_TOKENS=max-tokens BUCKETS=buckets OPS=ops SKIP_OPS=skip-ops \
+  BACKENDS=backends
+BUILD := BASE_IMAGE=base-image CACHE=cache SERVER=server SERVER_ARGS=server-args SERVER_ENV=server-env PREVIOUS=previous \
+  TUNE_IN=tune-in GPUS=gpus TIMEOUT=timeout TUNE_MAX_WAIT=tune-max-wait STRATEGY=strategy JUDGE=judge \
+  JUDGE_BUDGET=judge-budget JURORS=jurors STORE=store
+RELEASE := REGISTRY=registry MATRIX=matrix TAG=tag FLOATING_TAG=floating-tag CELL=cell VERDICT=verdict KEY=sign
+SWITCHES := ROUND_UP RETUNE NO_RESUME REQUIRE_IDLE ACCEPT_BASE_VERSIONS BAKE_JIT DRY_RUN
+NAMES := MODEL IMAGE OUT OCI DIR $(foreach pair,$(PLAN) $(BUILD) $(RELEASE),$(firstword $(subst =, ,$(pair)))) $(SWITCHES)
+export $(foreach name,$(NAMES),$(if $(filter command,$(origin $(name))),$(name)))
 
-# An option is handed on only when its variable is set; a switch is off for 0, no, false and off.
-on = $(filter-out 0 no false off,$(1))
-PLAN_OPTIONS = $(if $(TP),--tp "$$TP") $(if $(EP),--ep "$$EP") $(if $(PP),--pp "$$PP") $(if $(DP),--dp "$$DP") \
-  $(if $(DEVICE),--device "$$DEVICE") $(if $(ARCH),--arch "$$ARCH") $(if $(MAX_TOKENS),--max-tokens "$$MAX_TOKENS") \
-  $(if $(BUCKETS),--buckets "$$BUCKETS") $(if $(OPS),--ops "$$OPS") $(if $(SKIP_OPS),--skip-ops "$$SKIP_OPS") $(if $(BACKENDS),--backends "$$BACKENDS") \
-  $(if $(call on,$(ROUND_UP)),--round-up)
-TUNE_OPTIONS = $(PLAN_OPTIONS) $(if $(BASE_IMAGE),--base-image "$$BASE_IMAGE") $(if $(call on,$(RETUNE)),--retune) $(if $(PREVIOUS),--previous "$$PREVIOUS") \
-  $(if $(TIMEOUT),--timeout "$$TIMEOUT") $(if $(STORE),--store "$$STORE") $(if $(TUNE_IN),--tune-in "$$TUNE_IN") $(if $(CACHE),--cache "$$CACHE") \
-  $(if $(GPUS),--gpus "$$GPUS") $(if $(STRATEGY),--strategy "$$STRATEGY") $(if $(JUDGE),--judge "$$JUDGE") $(if $(JUDGE_BUDGET),--judge-budget "$$JUDGE_BUDGET") \
-  $(if $(JURORS),--jurors "$$JURORS") \
-  $(if $(call on,$(NO_RESUME)),--no-resume) \
-  $(if $(ENGINE),--engine "$$ENGINE") $(if $(ENGINE_ARGS),--engine-args="$$ENGINE_ARGS") $(if $(ENGINE_ENV),--engine-env="$$ENGINE_ENV") \
-  $(if $(filter 0 no false off,$(BAKE_JIT)),--no-bake-jit) $(if $(call on,$(REQUIRE_IDLE)),--require-idle) \
-  $(if $(call on,$(ACCEPT_BASE_VERSIONS)),--accept-base-versions)
-RELEASE_OPTIONS = $(if $(REGISTRY),--registry "$$REGISTRY") $(if $(MATRIX),--matrix "$$MATRIX") $(if $(TAG),--tag "$$TAG") \
-  $(if $(FLOATING_TAG),--floating-tag "$$FLOATING_TAG") $(if $(CELL),--cell "$$CELL") $(if $(VERDICT),--verdict "$$VERDICT") $(if $(KEY),--sign "$$KEY") \
-  $(if $(call on,$(DRY_RUN)),--dry-run)
+typed = $(if $(filter command,$(origin $(1))),$(value $(1)))
+given = "$${$(if $(call typed,$(1)),,PIPELINE_)$(1)-}"
+is_set = $(if $(call typed,$(1)),1,$(if $(PIPELINE_$(1)),1))
+option = $(if $(call is_set,$(1)),--$(2)=$(call given,$(1)))
+options = $(foreach pair,$(1),$(call option,$(firstword $(subst =, ,$(pair))),$(lastword $(subst =, ,$(pair)))))
+off = $(filter 0 no false off,$(or $(call typed,$(1)),$(PIPELINE_$(1))))
+switch = $(if $(call is_set,$(1)),$(if $(call off,$(1)),,--$(2)))
+
+PLAN_OPTIONS = $(call options,$(PLAN)) $(call switch,ROUND_UP,round-up)
+BUILD_OPTIONS = $(PLAN_OPTIONS) $(call options,$(BUILD)) $(call switch,RETUNE,retune) $(call switch,NO_RESUME,no-resume) \
+  $(call switch,REQUIRE_IDLE,require-idle) $(call switch,ACCEPT_BASE_VERSIONS,accept-base-versions) \
+  $(if $(call off,BAKE_JIT),--no-bake-jit)
 
 .PHONY: help image tune plan verify release attest cache-push cache-pull sync check engine test test-unit test-tune test-engine test-release lint bench clean
 
 help: ## list targets and variables
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "  variables: MODEL TP EP PP DP DEVICE ARCH MAX_TOKENS BUCKETS OPS SKIP_OPS BACKENDS ROUND_UP BASE_IMAGE IMAGE"
-	@echo "             ACCEPT_BASE_VERSIONS RETUNE NO_RESUME PREVIOUS CACHE TUNE_IN BAKE_JIT GPUS REQUIRE_IDLE STRATEGY JUDGE"
-	@echo "             JUDGE_BUDGET JURORS ENGINE ENGINE_ARGS ENGINE_ENV TIMEOUT STORE PYTHON"
-	@echo "             REGISTRY MATRIX TAG FLOATING_TAG VERDICT KEY CELL DRY_RUN OUT OCI DIR"
+	@echo "  variables, from the command line or as PIPELINE_… from the environment; \`$(VENV)/bin/python -m pipeline build"
+	@echo "  --help\` explains each:"
+	@echo "$(NAMES) PYTHON" | fold -s -w 110 | sed 's/^/    /'
 
 # The commands need requirements/host.txt; dev.txt is host.txt and what tests and linters need.
 $(VENV)/ready: requirements/host.txt
@@ -60,28 +63,28 @@ $(TUNE_VENV)/ready: requirements/image-cpu.txt tests/tune/other-flashinfer $(VEN
 	@touch $@
 
 image: $(VENV)/ready ## build a tuned image: make image MODEL=tiny [TP=2]
-	@$(PIPELINE) build "$$MODEL" $(TUNE_OPTIONS) $(if $(IMAGE),--image "$$IMAGE")
+	@$(PIPELINE) build $(call given,MODEL) $(BUILD_OPTIONS) $(call option,IMAGE,image)
 
 tune: $(VENV)/ready ## fill the store, without an image: make tune MODEL=tiny [TP=2]
-	@$(PIPELINE) tune "$$MODEL" $(TUNE_OPTIONS)
+	@$(PIPELINE) tune $(call given,MODEL) $(BUILD_OPTIONS)
 
 plan: $(VENV)/ready ## say what would be tuned: make plan MODEL=tiny [TP=2]
-	@$(PIPELINE) plan "$$MODEL" $(PLAN_OPTIONS)
+	@$(PIPELINE) plan $(call given,MODEL) $(PLAN_OPTIONS)
 
 verify: $(VENV)/ready ## check a finished image: make verify IMAGE=…
-	@$(PIPELINE) verify "$$IMAGE" $(if $(OUT),--output "$$OUT")
+	@$(PIPELINE) verify $(call given,IMAGE) $(call option,OUT,output)
 
 release: $(VENV)/ready ## push verified images: make release MODEL=tiny REGISTRY=… (or MATRIX=release.toml)
-	@$(PIPELINE) release run $(if $(MODEL),"$$MODEL") $(RELEASE_OPTIONS) $(TUNE_OPTIONS)
+	@$(PIPELINE) release run $(if $(call is_set,MODEL),$(call given,MODEL)) $(call options,$(RELEASE)) $(call switch,DRY_RUN,dry-run) $(BUILD_OPTIONS)
 
 attest: $(VENV)/ready ## check what proves a pushed image: make attest IMAGE=… [KEY=cosign.pub]
-	@$(PIPELINE) attestation verify "$$IMAGE" $(if $(KEY),--key "$$KEY")
+	@$(PIPELINE) attestation verify $(call given,IMAGE) $(call option,KEY,key)
 
 cache-push: $(VENV)/ready ## keep an image's caches in a registry: make cache-push IMAGE=… OCI=oci://…
-	@$(PIPELINE) cache push "$$IMAGE" "$$OCI" $(if $(KEY),--sign "$$KEY")
+	@$(PIPELINE) cache push $(call given,IMAGE) $(call given,OCI) $(call option,KEY,sign)
 
 cache-pull: $(VENV)/ready ## get caches from a registry: make cache-pull OCI=oci://… DIR=caches/…
-	@$(PIPELINE) cache pull "$$OCI" --output "$$DIR" $(if $(KEY),--key "$$KEY")
+	@$(PIPELINE) cache pull $(call given,OCI) --output $(call given,DIR) $(call option,KEY,key)
 
 sync: $(VENV)/ready ## render docker/ and requirements/ from versions.json
 	@$(PIPELINE) versions sync
@@ -90,7 +93,7 @@ check: $(VENV)/ready ## prove that every version agrees with versions.json
 	@$(PIPELINE) versions check
 
 engine: $(VENV)/ready ## find or start a Docker Engine
-	@$(PIPELINE) daemon up $(if $(STORE),--store "$$STORE")
+	@$(PIPELINE) daemon up $(call option,STORE,store)
 
 lint: $(VENV)/dev ## ruff and mypy
 	@$(VENV)/bin/python -m ruff check . && $(VENV)/bin/python -m ruff format --check . && $(VENV)/bin/python -m mypy

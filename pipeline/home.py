@@ -1,14 +1,4 @@
-"""Where this tool keeps things on the host, shared by all checkouts of one user.
-
-<cache home>/tuned-image-pipeline/
-    daemon/      the private Docker Engine: data root, configuration, logs, lock
-    wheels/      one wheelhouse per requirements file, Python version and platform
-    base/        what a bootstrapped base image was made from
-    contexts/    staged build contexts of runs in progress
-    tuned/       the store: one tuned cache per inputs digest
-    verdicts/    verdicts by config digest
-    logs/        full logs, newest kept
-"""
+"""Where this tool keeps things on the host, shared by all checkouts of one user; docs/paths.md lists what."""
 
 from __future__ import annotations
 

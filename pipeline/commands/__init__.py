@@ -184,6 +184,11 @@ COMMANDS: Mapping[str, Command | Group] = {
             ),
         },
     ),
+    "clean": Command(
+        "clean",
+        "remove what was not used for long, and what killed runs left",
+        ("--dry-run", "--days 7"),
+    ),
     "daemon": Group(
         "find, start, stop and remove a Docker Engine",
         {

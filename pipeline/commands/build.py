@@ -1,4 +1,4 @@
-"""`pipeline build MODEL`: plan, tune inside the build, bake, verify, tag."""
+"""`pipeline build MODEL`: resolve, build, warm up, bake, verify, tag."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import argparse
 import json
 import sys
 
-from pipeline.image.arguments import add_result_arguments, add_tuning_arguments, request_from
+from pipeline.image.cli import add_build_options, add_model, add_result_options, request_from
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `build`."""
-    add_tuning_arguments(parser)
-    add_result_arguments(parser, "from model, GPU, key")
+    """Add the arguments."""
+    add_model(parser)
+    add_build_options(parser)
+    add_result_options(parser)
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Build one image and show what came of it."""
-    from pipeline.image.flow import build_image
+    request = request_from(arguments)
     from pipeline.image.report import show
+    from pipeline.image.road import build_image
 
-    outcome = build_image(request_from(arguments))
+    outcome = build_image(request)
     if arguments.json:
         json.dump(outcome.to_json(), sys.stdout, indent=2)
         sys.stdout.write("\n")

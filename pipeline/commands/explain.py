@@ -152,24 +152,26 @@ def _explain_image(name: str, environment: Environment | None, arguments: argpar
 def live_record(client: DockerClient, image: Image, *, gpus: bool, max_wait: float) -> Record:
     """Read the whole record in a started container of the image, with all GPUs where `gpus`.
 
-    Raises `RecordUnread` with the last lines of what it said, or `ContainerTooSlow`.
+    Raises `RecordUnread` with the last lines of what it said, or `ContainerTimeout`.
     """
     from docker.errors import APIError
 
     from pipeline.contract.places import ENV_WORKSPACE
     from pipeline.contract.record import Record
     from pipeline.daemon import find
-    from pipeline.image.contain import Sandbox, run_to_end
+    from pipeline.image.containers import ContainerSpec, run_one
     from pipeline.image.gpus import NO_GPUS, offered
+    from pipeline.image.replay import tuner_command, tuner_files
 
     engine = find()
-    sandbox = Sandbox(
+    spec = ContainerSpec(
         environment={ENV_WORKSPACE: "/tmp/workspace"},  # noqa: S108 - in the container
         gpus=offered(engine) if gpus and engine is not None else NO_GPUS,
+        files=tuner_files(),
     )
-    command = ["python3", "-m", "pipeline.tune.record"]
+    command = tuner_command("pipeline.tune.record")
     try:
-        ended = run_to_end(client, str(image.id), command, sandbox, max_wait=max_wait)
+        ended = run_one(client, str(image.id), command, spec, timeout=max_wait)
     except APIError as error:  # no python3 in it, or no GPU for it
         raise RecordUnread(f"the container did not start: {error.explanation or error}") from error
     try:
@@ -178,7 +180,7 @@ def live_record(client: DockerClient, image: Image, *, gpus: bool, max_wait: flo
         raise RecordUnread(
             f"the record could not be read in the container (exit code {ended.status})",
             details=ended.stderr,
-            hint="the image must carry /opt/pipeline, torch and FlashInfer",
+            hint="the image must have torch and FlashInfer",
         ) from error
 
 

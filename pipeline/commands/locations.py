@@ -119,11 +119,11 @@ def image_in_engine(name: str) -> Iterator[tuple[DockerClient, Image]]:
     `DockerError` when none answers.
     """
     from pipeline.daemon import connect, find
-    from pipeline.image.settings import ImageNameInvalid, check_reference
+    from pipeline.image.names import check_reference
 
     try:
         check_reference(name)  # before an engine is looked for: the answer must not depend on whether one runs
-    except ImageNameInvalid as error:
+    except UsageError as error:
         raise TargetUnknown(f"{name!r}: no such path, nor a valid image reference", hint=error.hint) from error
     engine = find()
     if engine is None:
@@ -161,12 +161,12 @@ def unpacked(client: DockerClient, image: Image) -> Iterator[Path]:
     from docker.errors import NotFound
 
     from pipeline.cache.archive import safe_extract
-    from pipeline.image.contain import Sandbox, created
+    from pipeline.image.containers import ContainerSpec, created
 
     root = cache_root_of(image)
     with tempfile.TemporaryDirectory(prefix="caches-") as temporary:
         place = Path(temporary) / "root"
-        with created(client, str(image.id), ["true"], Sandbox()) as container:
+        with created(client, str(image.id), ["true"], ContainerSpec()) as container:
             try:
                 chunks, _ = container.get_archive(root)
             except NotFound as error:

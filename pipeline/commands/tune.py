@@ -1,4 +1,4 @@
-"""`pipeline tune MODEL`: a tuned cache in the host's store, without an image around it."""
+"""`pipeline tune MODEL`: warm-up caches in the host's store, without an image around them."""
 
 from __future__ import annotations
 
@@ -6,28 +6,32 @@ import argparse
 import json
 import sys
 
-from pipeline.image.arguments import add_tuning_arguments, request_from
+from pipeline.image.cli import add_build_options, add_model, request_from
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `tune`."""
-    add_tuning_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="root, key and seconds as JSON on stdout")
+    add_model(parser)
+    add_build_options(parser)
+    parser.add_argument("--json", action="store_true", help="root, keys and seconds as JSON on stdout")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Tune, or find the cache in the store; print the cache root."""
+    """Warm up, or find the caches in the store; print the cache root."""
+    request = request_from(arguments)
     from pipeline import log
-    from pipeline.image.flow import fill_store
+    from pipeline.contract.places import CACHE_ROOT
+    from pipeline.image.names import KEY
+    from pipeline.image.road import warm_up_only
 
-    tuned = fill_store(request_from(arguments))
-    manifest = tuned.keys[0].manifest
+    inputs, warm, reused = warm_up_only(request)
+    root = warm.root / CACHE_ROOT.lstrip("/") if inputs.producer.name == "tune" else warm.root
+    keys = warm.labels.get(KEY, "").split(",")
     if arguments.json:
-        told = {"root": str(tuned.root), "key": manifest.key, "seconds": tuned.seconds, "reused": tuned.reused}
-        json.dump({**told, "entries": manifest.entries_per_op()}, sys.stdout, indent=2)
+        value = {"root": str(root), "key": keys[0], "keys": keys, "seconds": warm.seconds, "reused": reused}
+        json.dump({**value, "inputs": inputs.digest}, sys.stdout, indent=2)
         sys.stdout.write("\n")
     else:
-        print(tuned.root)
-    took = "found in the store: not tuned again" if tuned.reused else f"tuned in {tuned.seconds:.1f} s"
-    log.note(f"{manifest.key}: {took}")
+        print(root)
+    log.note(f"{', '.join(keys)}: {'found in the store' if reused else f'made in {warm.seconds:.1f} s'}")
     return 0

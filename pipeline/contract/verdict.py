@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from .decode import decode, load
 from .errors import CacheRefused
 
-SCHEMA = 1
+SCHEMA = 2
 Level = Literal["static", "replay"]
 Result = Literal["pass", "fail"]
 
@@ -20,7 +20,7 @@ class VerdictInvalid(CacheRefused):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Bound to one image by its config digest, and to one cache by the layer's diff id and the manifest's sha256.
+    """Bound to one image by its identity, and to one cache by the last layer's diff id and the manifests.
 
     `findings` is empty exactly when `result` is `pass`. `checks` counts what was looked at, so that a verdict
     that looked at nothing cannot be mistaken for one that found nothing. `replayed` lists the keys that were replayed
@@ -29,7 +29,7 @@ class Verdict:
 
     SCHEMA: ClassVar[int] = SCHEMA
 
-    config_digest: str
+    identity: str
     cache_diff_id: str
     manifest_sha256: str
     key: str

@@ -4,65 +4,116 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
+import tarfile
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline import log
 from pipeline.contract.digest import sha256_json
 from pipeline.contract.errors import BuildError, DockerError, UsageError
+from pipeline.contract.files import alone, write_json
+from pipeline.contract.scratch import scratch
 from pipeline.run import ProcessFailed, run
+
+from .session import Session, created
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-BOOTSTRAP_NAME = "tuned-image-pipeline/base"
+BASE_NAME = "tuned-image-pipeline/base"
 COMPILER_NAME = "tuned-image-pipeline/compiler"
 # Debian packages of what is bootstrapped; with a C++ compiler where FlashInfer's modules are compiled.
-_INCLUDE = {
-    BOOTSTRAP_NAME: "python3,ca-certificates",
-    COMPILER_NAME: "python3,ca-certificates,g++",
-}
+_INCLUDE = {BASE_NAME: "python3,ca-certificates", COMPILER_NAME: "python3,ca-certificates,g++"}
 # What no container needs: manual pages, documentation, translations. Copyright files stay.
 _LEAN = (
     "path-exclude=/usr/share/man/*", "path-exclude=/usr/share/locale/*", "path-exclude=/usr/share/info/*",
     "path-exclude=/usr/share/doc/*", "path-include=/usr/share/doc/*/copyright",
 )  # fmt: skip
-
-
-class BaseUnavailable(BuildError):
-    """The base image is neither here nor to be had from a registry."""
-
-
-class CannotBootstrap(BuildError):
-    """No registry answers and this host cannot bootstrap Debian."""
-
-
-class BaseNameInvalid(UsageError):
-    """BASE_IMAGE is not an image reference."""
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+RENEW_DAYS = 30  # a bootstrapped base that is older misses security updates
+_PULL = "pull or load a base image yourself and give BASE_IMAGE (--base-image), or install mmdebstrap"
 
 
 @dataclass(frozen=True)
 class Base:
-    """A base image that is present in the engine. `origin` is `given`, `pulled`, `present` or `bootstrapped`."""
+    """A base image that is present in the engine. `origin` is `given`, `pulled`, `present` or `bootstrapped`.
+
+    `digest` is that of its registry, empty where it has none; `config` is its configuration.
+    """
 
     reference: str
     image_id: str
     origin: str
+    digest: str
+    config: Mapping[str, Any]
 
 
-def _present(client: DockerClient, reference: str) -> str | None:
+def find(client: DockerClient, reference: str, origin: str) -> Base | None:
+    """An image that the engine has; None where it has none of that name."""
     from docker.errors import APIError, ImageNotFound
 
     try:
-        return str(client.images.get(reference).id)
+        attrs = client.images.get(reference).attrs
     except ImageNotFound:
         return None
     except APIError as error:
         if "invalid reference" in str(error):
-            raise BaseNameInvalid(f"{reference!r} is not an image reference", hint="such as debian:12-slim") from error
+            raise UsageError(f"{reference!r} is not an image reference", hint="such as debian:12-slim") from error
         raise
+    digests = [str(one).partition("@")[2] for one in attrs.get("RepoDigests") or ()]
+    return Base(reference, str(attrs["Id"]), origin, digests[0] if digests else "", attrs.get("Config") or {})
+
+
+def present(client: DockerClient, *, wanted: str, default: str, suite: str) -> Base | None:
+    """The base that `obtain` would return, where the engine has it already; nothing is pulled or made."""
+    if wanted:
+        return find(client, wanted, "given")
+    return find(client, default, "present") or find(client, _reference(BASE_NAME, suite), "bootstrapped")
+
+
+def obtain(session: Session, *, wanted: str, default: str, suite: str) -> Base:
+    """Return a base that is present in the engine.
+
+    `wanted` is the user's choice (empty: none); it is pulled when absent and never replaced. `default` is the pinned
+    reference. Where no registry answers, Debian `suite` is bootstrapped instead.
+    """
+    here = present(session.client, wanted=wanted, default=default, suite=suite)
+    if here is not None and here.origin == "bootstrapped":
+        return _renewed(session, here, suite)
+    if here is not None:
+        return here
+    asked = wanted or default
+    with log.step(f"pull {asked}"):
+        why = _pull(session.client, asked)
+        if why and wanted:
+            raise BuildError(
+                f"base image {wanted} is not in the engine and cannot be pulled: {why}",
+                hint="`docker login` if it is private; or `docker load` it; or leave BASE_IMAGE out",
+            )
+    if not why:
+        found = find(session.client, asked, "pulled")
+        assert found is not None, "it was pulled a moment ago"
+        return found
+    log.warn(f"{default} cannot be pulled ({why}); bootstrapping Debian {suite} from its packages instead")
+    return _bootstrap(session, _reference(BASE_NAME, suite), suite)
+
+
+def obtain_compiler(session: Session, base: Base, *, default: str, wanted: str, suite: str) -> Base:
+    """The image with a C++ compiler that goes with `base`: the same operating system and the same Python.
+
+    A base that somebody gave (`wanted`) must bring the compiler itself, which the caller has checked. Beside the pinned
+    base stands `default`; beside a bootstrapped one a bootstrapped one.
+    """
+    if wanted:
+        return base
+    if base.origin != "bootstrapped":
+        return obtain(session, wanted=default, default="", suite=suite)
+    reference = _reference(COMPILER_NAME, suite)
+    here = find(session.client, reference, "bootstrapped")
+    return _renewed(session, here, suite) if here is not None else _bootstrap(session, reference, suite)
 
 
 def _pull(client: DockerClient, reference: str) -> str:
@@ -74,114 +125,125 @@ def _pull(client: DockerClient, reference: str) -> str:
         client.api.pull(reference)
     except (APIError, RequestException) as error:
         return str(getattr(error, "explanation", None) or error).strip().splitlines()[-1][:300]
-    return "" if _present(client, reference) else "the engine pulled it but does not have it"
+    return "" if find(client, reference, "") else "the engine pulled it but does not have it"
 
 
-def present(client: DockerClient, *, wanted: str, default: str, suite: str) -> Base | None:
-    """The base that `obtain` would return, when the engine has it already; nothing is pulled or made."""
-    if wanted:
-        found = _present(client, wanted)
-        return Base(wanted, found, "given") if found else None
-    for reference, origin in ((default, "present"), (_bootstrapped(BOOTSTRAP_NAME, suite), "bootstrapped")):
-        found = _present(client, reference)
-        if found:
-            return Base(reference, found, origin)
-    return None
-
-
-def obtain(client: DockerClient, *, wanted: str, default: str, suite: str, home: Path, logfile: Path) -> Base:
-    """Return a base that is present in the engine.
-
-    `wanted` is the user's choice (empty: none); it is pulled when absent and never replaced. `default` is the pinned
-    reference; where no registry answers, Debian `suite` is bootstrapped instead, and that is said.
-    """
-    here = present(client, wanted=wanted, default=default, suite=suite)
-    if here is not None:
-        return here
-    asked = wanted or default
-    with log.step(f"pull {asked}"):
-        why = _pull(client, asked)
-        if why and wanted:
-            raise BaseUnavailable(
-                f"base image {wanted} is not in the engine and cannot be pulled: {why}",
-                hint="`docker login` if it is private; or `docker load` it; or leave BASE_IMAGE out",
-            )
-    if not why:
-        return Base(asked, str(_present(client, asked)), "pulled")
-    log.warn(f"{default} cannot be pulled ({why}); bootstrapping Debian {suite} from its packages instead")
-    bootstrapped = _bootstrapped(BOOTSTRAP_NAME, suite)
-    _bootstrap(client, bootstrapped, suite, home, logfile)
-    return Base(bootstrapped, str(_present(client, bootstrapped)), "bootstrapped")
-
-
-def obtain_compiler(
-    client: DockerClient, base: Base, *, default: str, wanted: str, suite: str, home: Path, logfile: Path
-) -> Base:
-    """The image with a C++ compiler that goes with `base`: the same operating system and the same Python.
-
-    A base that somebody gave (`wanted`) must bring the compiler itself, which the caller has seen to. Beside the pinned
-    base stands `default`; beside a bootstrapped one a bootstrapped one.
-    """
-    if wanted:
-        return base
-    if base.origin != "bootstrapped":
-        return obtain(client, wanted=default, default="", suite=suite, home=home, logfile=logfile)
-    reference = _bootstrapped(COMPILER_NAME, suite)
-    if not _present(client, reference):
-        _bootstrap(client, reference, suite, home, logfile)
-    return Base(reference, str(_present(client, reference)), "bootstrapped")
-
-
-def _bootstrapped(name: str, suite: str) -> str:
+def _reference(name: str, suite: str) -> str:
     """The reference of an image that is bootstrapped here, by all that decides its content."""
-    recipe = {"suite": suite, "include": _INCLUDE[name], "lean": _LEAN, "version": 2}
+    recipe = {"suite": suite, "include": _INCLUDE[name], "lean": _LEAN, "version": 3}
     return f"{name}:{suite}-{sha256_json(recipe)[:12]}"
 
 
-def _bootstrap(client: DockerClient, reference: str, suite: str, home: Path, logfile: Path) -> None:
-    program = _mmdebstrap(logfile)
-    (home / "base").mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home / "base", prefix=".bootstrap-") as temporary:
-        tar = Path(temporary) / "base.tar"
-        command = [
-            program,
-            "--variant=minbase",
-            f"--include={_INCLUDE[reference.rpartition(':')[0]]}",
-            '--aptopt=Acquire::Languages "none"',
-        ]
-        command += [f"--dpkgopt={rule}" for rule in _LEAN]
-        with log.step(f"bootstrap Debian {suite} with mmdebstrap"):
-            try:
-                run([*command, suite, str(tar), *_mirrors(suite)], log=logfile)
-            except ProcessFailed as error:
-                raise CannotBootstrap(
-                    f"mmdebstrap could not build Debian {suite}", details=error.details, log=str(logfile),
-                    hint="check this host's apt sources (`apt-get update`), or give BASE_IMAGE",
-                ) from error  # fmt: skip
-        with log.step(f"import it as {reference}"):
-            repository, _, tag = reference.rpartition(":")
-            client.api.import_image(
-                src=str(tar), repository=repository, tag=tag,
-                changes=["ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", 'CMD ["/bin/bash"]'],
-            )  # fmt: skip
-            if not _present(client, reference):
-                raise CannotBootstrap(f"the engine did not take the bootstrapped {suite}", log=str(logfile))
+def _renewed(session: Session, base: Base, suite: str) -> Base:
+    """A bootstrapped base as it is, or made again where it is old; the old one where that fails."""
+    made = created(session.client.images.get(base.reference).attrs)
+    days = (time.time() - made) / 86_400
+    when = time.strftime("%Y-%m-%d", time.gmtime(made))
+    log.note(
+        f"base made on {when}, renewed when older than {RENEW_DAYS} days; {_record(session, base.reference)} lists it"
+    )
+    if days <= RENEW_DAYS:
+        return base
+    try:
+        return _bootstrap(session, base.reference, suite, older_than=made + 1)
+    except BuildError as error:
+        log.warn(f"{base.reference} is {days:.0f} days old and cannot be renewed: {error.message}")
+        return base
 
 
-def _mmdebstrap(logfile: Path) -> str:
+def _record(session: Session, reference: str) -> Path:
+    """The file that says which packages a bootstrapped base has."""
+    return session.home / "base" / f"{reference.replace('/', '-').replace(':', '-')}.json"
+
+
+def _bootstrap(session: Session, reference: str, suite: str, *, older_than: float = 0.0) -> Base:
+    """Bootstrap, or take what another run bootstrapped meanwhile (newer than `older_than`)."""
+    folder = session.home / "base"
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder, lambda: log.note("waiting for another run, which bootstraps a base")):
+        here = find(session.client, reference, "bootstrapped")
+        if here is not None and created(session.client.images.get(reference).attrs) > older_than > 0:
+            return here
+        if here is not None and not older_than:
+            return here
+        program = _mmdebstrap(session)
+        work = folder / "bootstrap"
+        work.mkdir(exist_ok=True)
+        with scratch(work, ".bootstrap-") as temporary:
+            tar = temporary / "base.tar"
+            words = [
+                *_alone_in_namespaces(), program, "--variant=minbase",
+                f"--include={_INCLUDE[reference.rpartition(':')[0]]}", '--aptopt=Acquire::Languages "none"',
+                *(f"--dpkgopt={rule}" for rule in _LEAN), suite, str(tar), *_mirrors(suite),
+            ]  # fmt: skip
+            with log.step(f"bootstrap Debian {suite} with mmdebstrap"):
+                try:
+                    run(words, env={"TMPDIR": str(temporary)}, log=session.log)
+                except ProcessFailed as error:
+                    raise BuildError(
+                        f"mmdebstrap could not build Debian {suite}", details=error.details, log=str(session.log),
+                        hint="check this host's apt sources (`apt-get update`), or give BASE_IMAGE (--base-image)",
+                    ) from error  # fmt: skip
+            packages = _packages(tar)
+            with log.step(f"import it as {reference}: {len(packages)} packages"):
+                repository, _, tag = reference.rpartition(":")
+                session.client.api.import_image(
+                    src=str(tar), repository=repository, tag=tag,
+                    changes=[f"ENV PATH={_PATH}", 'CMD ["/bin/bash"]'],
+                )  # fmt: skip
+    found = find(session.client, reference, "bootstrapped")
+    if found is None:
+        raise BuildError(f"the engine did not import the bootstrapped {suite}", log=str(session.log))
+    made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    write_json(_record(session, reference), {"image": found.image_id, "created": made, "packages": packages})
+    return found
+
+
+def _alone_in_namespaces() -> list[str]:
+    """Words that let a program and its mounts end with us, whatever ends us: SIGKILL leaves no mount on the host.
+
+    mmdebstrap mounts /proc, /sys and /dev below its temporary folder. In namespaces of its own the kernel takes these
+    away with its last process; `setpriv` asks for the end of that when this process ends.
+    """
+    words = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child=KILL"]
+    if os.geteuid() != 0 or not shutil.which("setpriv") or not shutil.which("unshare"):
+        return []
+    try:
+        run([*words, "true"], capture=True, timeout=30)
+    except ProcessFailed:  # a container that may not make namespaces
+        return []
+    return words
+
+
+def _packages(tar: Path) -> dict[str, str]:
+    """Package to version of a Debian system, from dpkg's status file in its tar."""
+    found: dict[str, str] = {}
+    with tarfile.open(tar) as archive:
+        for member in archive:
+            if member.name.removeprefix("./") == "var/lib/dpkg/status":
+                stream = archive.extractfile(member)
+                text = stream.read().decode(errors="replace") if stream is not None else ""
+                for stanza in text.split("\n\n"):
+                    fields = dict(line.partition(": ")[::2] for line in stanza.splitlines() if ": " in line)
+                    if "Package" in fields:
+                        found[fields["Package"]] = fields.get("Version", "")
+                break
+    return dict(sorted(found.items()))
+
+
+def _mmdebstrap(session: Session) -> str:
     found = shutil.which("mmdebstrap")
     if found:
         return found
-    hint = "pull or load a base image yourself and give BASE_IMAGE, or install mmdebstrap"
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise CannotBootstrap("no registry answers, and mmdebstrap is not installed", hint=hint)
+        raise BuildError("no registry answers, and mmdebstrap is not installed", hint=_PULL)
     from pipeline.daemon import debian
 
     try:
-        debian.install(["mmdebstrap"], logfile)
+        debian.install(["mmdebstrap"], session.log)
     except DockerError as error:
-        raise CannotBootstrap(
-            "mmdebstrap cannot be installed", details=error.details, hint=hint, log=str(logfile)
+        raise BuildError(
+            "mmdebstrap cannot be installed", details=error.details, hint=_PULL, log=str(session.log)
         ) from error
     return "mmdebstrap"
 

@@ -1,74 +1,36 @@
-"""Caches to bake: each key becomes a layer of its own, wherever it was tuned."""
+"""FlashInfer caches to bake: each key becomes a layer of its own, wherever it was tuned."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from pipeline import log
 from pipeline.cache.difference import Side, difference
+from pipeline.cache.otherkeys import how_many_more, told, with_other_keys
+from pipeline.cache.read import read_cache
 from pipeline.cache.store import check_root
 from pipeline.cache.tree import Stored, sums
+from pipeline.cache.union import merge_files
 from pipeline.contract.digest import sha256_bytes
-from pipeline.contract.errors import CacheRefused, UsageError
-from pipeline.contract.files import write_whole
+from pipeline.contract.errors import CacheRefused
+from pipeline.contract.files import json_bytes, write_json
 from pipeline.contract.key import Key
-from pipeline.contract.manifest import Manifest
-from pipeline.contract.places import MANIFEST_FILE
+from pipeline.contract.manifest import FileFacts, Manifest
+from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 
 _SHOWN = 20
 
 
-class CachesRefused(CacheRefused):
-    """CACHE= holds something that must not be baked; nothing was baked."""
-
-
-class OtherFlashInfer(CacheRefused):
-    """A cache for another FlashInfer than the image's: it would be ignored."""
-
-
-class CacheMissing(UsageError):
-    """CACHE= names a directory that is not there."""
-
-
-@dataclass(frozen=True)
-class Baked:
-    """One key to bake: where its directory lies on the host, and its manifest.
-
-    `rewritten` holds files, by name, that are baked with other bytes than lie there (`complete`).
+def collect(roots: Sequence[Path]) -> tuple[Stored, ...]:
+    """Check every cache root and return its keys, sorted. Raise `CacheRefused` with every reason of every root,
+    or `FileMissing`.
     """
-
-    key: Key
-    path: Path
-    manifest: Manifest
-    rewritten: Mapping[str, bytes] = field(default_factory=dict)
-
-    @property
-    def manifest_bytes(self) -> bytes:
-        """manifest.json as it is baked."""
-        known = self.rewritten.get(MANIFEST_FILE)
-        return (self.path / MANIFEST_FILE).read_bytes() if known is None else known
-
-    @property
-    def manifest_sha256(self) -> str:
-        """sha256 of manifest.json as it is baked."""
-        return sha256_bytes(self.manifest_bytes)
-
-    def copy_below(self, root: Path) -> None:
-        """Copy the key's directory to its place below a cache root."""
-        shutil.copytree(self.path, root / str(self.key))
-        for name, data in self.rewritten.items():
-            write_whole(root / str(self.key) / name, data)
-
-
-def collect(roots: Sequence[Path]) -> tuple[Baked, ...]:
-    """Judge every cache root and return its keys, sorted. Raise `CachesRefused` with every reason of every root."""
     findings: list[str] = []
     found: dict[Key, Stored] = {}
     for root in roots:
-        if not root.is_dir():
-            raise CacheMissing(f"{root} is not a directory", hint="CACHE takes roots above <flashinfer-version>/")
         tree, wrong = check_root(root)
         findings += [f"{root}: {finding}" for finding in wrong]
         for stored in tree.keys:
@@ -77,24 +39,62 @@ def collect(roots: Sequence[Path]) -> tuple[Baked, ...]:
             else:
                 found[stored.key] = stored
     if findings:
-        raise CachesRefused(
-            f"{len(findings)} reasons against these caches: {findings[0]}",
+        raise CacheRefused(
+            f"{len(findings)} validation error{'s' * (len(findings) > 1)}: {findings[0]}",
             details=findings[:_SHOWN],
             hint="nothing was baked; `pipeline cache diff A B` compares two, `pipeline tune` makes one again",
         )
-    pairs = sorted(found.items())
-    return tuple(Baked(key, stored.path, stored.manifest) for key, stored in pairs if stored.manifest is not None)
+    return tuple(stored for _, stored in sorted(found.items()))
 
 
-def check_flashinfer(keys: Sequence[Baked], installed: str, *, hint: str) -> None:
-    """Refuse keys of another FlashInfer than is, or will be, in the image; raise `OtherFlashInfer` with each."""
+def manifest_of(stored: Stored) -> Manifest:
+    """The manifest of a key that was checked."""
+    assert stored.manifest is not None, "`collect` lets no key without one pass"
+    return stored.manifest
+
+
+def check_flashinfer(keys: Sequence[Stored], installed: str, *, hint: str) -> None:
+    """Refuse keys of another FlashInfer than is, or will be, in the image; raise `CacheRefused` with each."""
     wrong = [
         f"{one.path} was tuned with FlashInfer {one.key.flashinfer_version}, and the image has {installed}"
         for one in keys
         if one.key.flashinfer_version.partition("+")[0] != installed.partition("+")[0]
     ]
     if wrong:
-        raise OtherFlashInfer(wrong[0], details=wrong[1:_SHOWN], hint=hint)
+        raise CacheRefused(wrong[0], details=wrong[1:_SHOWN], hint=hint)
+
+
+def copy_below(one: Stored, root: Path) -> Manifest:
+    """Copy a key to its place below a cache root, with the second keys that it may lack; return its manifest there.
+
+    Caches from before entries were also written under second keys (`pipeline.cache.otherkeys`) get these now: servers
+    that ask with the second key would find nothing else. The entries are those that the tuner itself writes there.
+    """
+    place = root / str(one.key)
+    shutil.copytree(one.path, place)
+    file, before = read_cache(place / CACHE_FILE), manifest_of(one)
+    more = 0 if before.plan.engine is not None else how_many_more(file.entries)
+    if not more:
+        return before
+    owners = dict(before.owners)
+    entries = with_other_keys(file.entries, owners)
+    data = json_bytes(merge_files([(str(one.key), replace(file, entries=entries))]))
+    ranks = [
+        replace(rank, entries=sum(1 for key in entries if rank.rank in owners.get(key, (rank.rank,))))
+        for rank in before.ranks
+    ]
+    note = f"{told(more)}: written when it was baked, since the cache is from before the tuner did so"
+    log.note(f"{one.key}: {note}")
+    after = replace(
+        before,
+        owners=owners,
+        ranks=tuple(ranks),
+        files={**before.files, CACHE_FILE: FileFacts(len(data), sha256_bytes(data))},
+        notes=(*before.notes, note),
+    )
+    (place / CACHE_FILE).write_bytes(data)
+    write_json(place / MANIFEST_FILE, after.to_json())
+    return after
 
 
 def _clash(one: Stored, two: Stored) -> list[str]:
@@ -103,10 +103,10 @@ def _clash(one: Stored, two: Stored) -> list[str]:
         return []
     if one.file is None or two.file is None:  # unreadable ones have findings of their own
         return []
-    told = difference(Side.of(str(one.path), one.file, one.manifest), Side.of(str(two.path), two.file, two.manifest))
+    differs = difference(Side.of(str(one.path), one.file, one.manifest), Side.of(str(two.path), two.file, two.manifest))
     names = [name for name, sha in sums(one.path).items() if sums(two.path).get(name) != sha]
     return [
         f"{one.key} is in two roots with different contents ({', '.join(names)})",
-        f"    a is {one.path}, b is {two.path}: {told.line()}",
-        *(f"    {row.line()}" for row in told.differ[:_SHOWN]),
+        f"    a is {one.path}, b is {two.path}: {differs.line()}",
+        *(f"    {row.line()}" for row in differs.differ[:_SHOWN]),
     ]

@@ -20,37 +20,9 @@ _SUFFIX_FROM = 90  # from Hopper on FlashInfer compiles for the architecture-spe
 _FAMILY = {120: "120f"}
 
 
-class NoGpu(UsageError):
-    """DEVICE=cuda, and the engine offers no GPU."""
-
-
-class TooFewGpus(UsageError):
-    """Fewer GPUs than ranks."""
-
-
-class MixedGpus(UsageError):
-    """GPUs of different kinds in one host."""
-
-
-class BusyGpu(UsageError):
-    """Another process uses a GPU that shall be timed."""
-
-
-class MigRanks(UsageError):
-    """Several ranks on GPUs that are cut into slices."""
-
-
-class DriverTooOld(UsageError):
-    """The host's driver does not run the CUDA that the image is made for."""
-
-
-class CdiUnknown(UsageError):
-    """A CDI device that the engine does not know."""
-
-
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as nvidia-smi tells it; memory in MiB."""
+    """One GPU as nvidia-smi shows it; memory in MiB."""
 
     name: str
     uuid: str
@@ -87,7 +59,7 @@ class Gpus:
 
     @property
     def named(self) -> str:
-        """The devices in words."""
+        """The devices by name."""
         return ", ".join(self.devices)
 
     def options(self) -> dict[str, Any]:
@@ -101,14 +73,6 @@ class Gpus:
             return {"device_requests": [DeviceRequest(capabilities=[["gpu"]], **which)]}
         return {}
 
-    def words(self) -> list[str]:
-        """The docker CLI's words for the same."""
-        if self.access == "cdi":
-            return [word for name in self.devices for word in ("--device", name)]
-        if self.access == "runtime":
-            return ["--gpus", f'"device={",".join(self.devices)}"' if self.devices else "all"]
-        return []
-
     def facts(self) -> dict[str, Any]:
         """What enters the inputs digest: names, count and driver."""
         return {"gpus": [gpu.name for gpu in self.gpus], "count": len(self.gpus), "driver": self.driver}
@@ -118,11 +82,11 @@ NO_GPUS = Gpus()
 
 
 def chosen(text: str) -> tuple[str, ...]:
-    """GPUS= as names: `nvidia.com/gpu=0,nvidia.com/gpu=1`, or `0,1` for the same; raise `CdiUnknown` for neither."""
+    """GPUS= as names: `nvidia.com/gpu=0,nvidia.com/gpu=1`, or `0,1` for the same; raise `UsageError` for neither."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     wrong = [word for word in words if not re.fullmatch(rf"({re.escape(_KIND)})?[A-Za-z0-9][A-Za-z0-9_.:-]*", word)]
     if wrong or (text and not words):
-        raise CdiUnknown(
+        raise UsageError(
             f"GPUS={text!r} names no GPU",
             hint="such as GPUS=nvidia.com/gpu=all, GPUS=nvidia.com/gpu=0,nvidia.com/gpu=1 or GPUS=0,1",
         )
@@ -136,7 +100,7 @@ def offered(engine: Engine, *, wanted: str = "") -> Gpus:
     if names and not (_CDI_ALL in names and engine.default_runtime == "nvidia"):  # that gives all of them
         missing = [name for name in names if known and name not in known]
         if missing:
-            raise CdiUnknown(
+            raise UsageError(
                 f"the engine knows no CDI device {missing[0]}", hint=f"it knows {', '.join(known)}; see `docker info`"
             )
         if not known and "nvidia" in engine.runtimes:  # an engine with CDI switched on need not have a specification
@@ -158,38 +122,38 @@ def check(found: Gpus, ranks: int, *, require_idle: bool) -> list[str]:
     All that a container sees counts, not the first `ranks` of them: CUDA orders GPUs by their speed, nvidia-smi by bus.
     """
     if not found.gpus:
-        raise NoGpu(
+        raise UsageError(
             "DEVICE=cuda, and a container of this engine sees no GPU",
             hint="`docker run --rm --gpus all IMAGE nvidia-smi` must list them: check driver and NVIDIA's container "
             "toolkit (`nvidia-ctk cdi generate`); or DEVICE=cpu",
         )
     if len(found.gpus) < ranks:
         fits = 1 << (len(found.gpus).bit_length() - 1)  # heads and widths are shared out by powers of two
-        raise TooFewGpus(
-            f"{ranks} ranks need {ranks} GPUs, the engine offers {len(found.gpus)}",
+        raise UsageError(
+            f"{ranks} ranks need {ranks} GPUs, the engine has {len(found.gpus)}",
             hint=f"TP={fits} fits this host; or tune where there are more, and import with CACHE=",
         )
     names = sorted({gpu.name for gpu in found.gpus})
     if len(names) > 1:
-        raise MixedGpus(
+        raise UsageError(
             f"the GPUs of this host differ: {', '.join(names)}",
             details=[f"{_KIND}{at}: {gpu.name} ({gpu.uuid})" for at, gpu in enumerate(found.gpus)],
             hint="choose some of one kind with GPUS=, such as GPUS=0,1",
         )
     slices = [gpu for gpu in found.gpus if gpu.mig]
     if slices and ranks > 1:
-        raise MigRanks(
+        raise UsageError(
             f"{slices[0].name} is in MIG mode, and {ranks} ranks need a GPU each: CUDA gives a process one slice",
             hint="`nvidia-smi -mig 0` turns MIG off; or TP=1 on one slice, GPUS=nvidia.com/gpu=0:0",
         )
     busy = [f"{gpu.name} ({gpu.uuid}): {gpu.memory_used} MiB in use" for gpu in found.gpus if gpu.busy]
     if busy and require_idle:
-        raise BusyGpu(
+        raise UsageError(
             f"{len(busy)} of the GPUs are in use: {busy[0]}",
             details=[*busy, *found.processes],
-            hint="end those processes, or leave --require-idle out and mistrust the times",
+            hint="end those processes; without --require-idle the timings are unreliable",
         )
-    warnings = [f"{line}: times taken now may lie (REQUIRE_IDLE=1 refuses)" for line in busy]
+    warnings = [f"{line}: timings are unreliable (REQUIRE_IDLE=1, --require-idle, refuses)" for line in busy]
     warnings += list(found.processes if busy else ())
     return warnings + [
         f"{gpu.name} is in MIG mode: a slice is tuned, and its cache is for that slice only (GPUS= chooses one)"
@@ -198,16 +162,60 @@ def check(found: Gpus, ranks: int, *, require_idle: bool) -> list[str]:
 
 
 def check_driver(found: Gpus, needed: str) -> None:
-    """Raise `DriverTooOld` when the driver cannot run the image's CUDA (`13.0`); within a major version any can.
+    """Raise `UsageError` when the driver cannot run the image's CUDA (`13.0`); within a major version any can.
 
     CUDA's compatibility guide: a driver runs programs built for any minor version of the majors that it knows.
     """
     major = needed.partition(".")[0]
     if found.cuda is None or not major.isdecimal() or found.cuda[0] >= int(major):
         return
-    raise DriverTooOld(
+    raise UsageError(
         f"the image is made for CUDA {needed}, and driver {found.driver or 'of this host'} runs CUDA up to "
         f"{found.cuda[0]}.{found.cuda[1]}",
         hint=f"update the driver ({_DRIVERS.get(major, 'see the release notes of that CUDA')}); or a BASE_IMAGE made "
         f"for CUDA {found.cuda[0]}",
+    )
+
+
+_REGENERATE = "`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
+# runc's words, for files, device files and hooks of a CDI specification that was made before a driver's update.
+_GONE = ("error mounting", "failed to stat CDI host device", "error running hook", "error running createContainer hook")
+
+
+def refused_by_engine(image: str, offer: Gpus, said: str) -> UsageError | None:
+    """The error where GPUs, or what puts them into a container, kept one of `image` from starting; None otherwise.
+
+    `said` is the engine's own message.
+    """
+    if "unsatisfied condition: cuda" in said:  # NVIDIA's runtime reads NVIDIA_REQUIRE_CUDA of the image
+        return UsageError(
+            f"the host's driver is too old for base image {image}: {said[said.index('unsatisfied') :][:120]}",
+            hint="update the driver, or choose a BASE_IMAGE made for an older CUDA",
+        )
+    if "nvidia-container-cli" in said:
+        why = said[said.index("nvidia-container-cli") :][:200]
+        unknown = "unknown device" in why
+        what = "the engine has no such GPU" if unknown else "NVIDIA's runtime cannot give a container"
+        works = "`nvidia-smi` on the engine's host must work; after an update of the driver, restart that host"
+        return UsageError(
+            f"{what}: {why}" if unknown else f"{what} {offer.named or 'its GPUs'}: {why}",
+            hint="`nvidia-smi -L` on its host lists them" if unknown else works,
+        )
+    missing = "not found" in said or "no such file" in said.lower()
+    if offer.access != "none" and missing and any(words in said for words in _GONE):
+        at = min(said.index(words) for words in _GONE if words in said)
+        return UsageError(
+            f"the engine cannot give a container {offer.named or 'its GPUs'}: {said[at:][:200]}",
+            hint=f"its CDI specification is older than its driver: {_REGENERATE} makes it anew",
+        )
+    if "CDI" in said:
+        return UsageError(
+            f"the engine cannot give a container {offer.named}: {said[:200]}",
+            hint=f"`docker info` lists its CDI devices, {_REGENERATE} makes them; see GPUS=",
+        )
+    if 'runtime "nvidia"' not in said and "could not select device driver" not in said:
+        return None
+    return UsageError(
+        f"the engine cannot give a container its GPUs: {said[:200]}",
+        hint="install NVIDIA's container toolkit on the engine's host (`nvidia-ctk cdi generate`)",
     )

@@ -1,51 +1,52 @@
-"""The step `jit`: the compiled modules that the plans load, filled once per base, architecture and module list.
+"""FlashInfer's compiled modules that a plan loads, made once per base, architecture and list of modules.
 
-    <cache home>/modules/<digest>/
-        root/           laid over `/`: FlashInfer's AOT directory with <name>/<name>.so
-        modules.json    name, size and sha256 of each
-
-They are a layer of their own below the cache, which a re-tune does not move.
+<cache home>/modules/<digest>/
+    root/           laid over `/`: FlashInfer's AOT directory with <name>/<name>.so
+    modules.json    name, size and sha256 of each
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePosixPath
 
 from pipeline import log
 from pipeline.cache.archive import safe_extract
 from pipeline.contract.digest import sha256_json
 from pipeline.contract.errors import BuildError
 from pipeline.contract.files import write_json
-from pipeline.contract.places import PLAN_FILE, TUNING_ROOT
+from pipeline.contract.places import ENV_WORKSPACE, PLAN_FILE, TUNER_ROOT
 from pipeline.contract.plan import Plan
+from pipeline.contract.scratch import scratch
 
-from .contain import Sandbox, created, finish
-from .fill import WORKSPACE, progress
+from .containers import ContainerSpec, created, follow
+from .contexts import package_content
 from .gpus import Gpus
+from .session import Session
 
-if TYPE_CHECKING:
-    from docker import DockerClient
-
+WORKSPACE = "/tmp/workspace"  # noqa: S108 - inside the image
 _OUT = "/out"
 _LIMIT = 4 << 30  # bytes; the largest module known has some hundred megabytes
 
 
-class ModulesNotCompiled(BuildError):
-    """A base without a compiler, or modules that do not compile."""
-
-
 @dataclass(frozen=True)
 class Modules:
-    """A folder to lay over `/`, and the names of the modules in it; nothing where the plan loads none."""
+    """A folder to lay over `/`, and the names of the modules in it; none where the plan loads none."""
 
     root: Path
     names: tuple[str, ...]
+
+    @property
+    def directory(self) -> str:
+        """The directory of the image in which all of them lie."""
+        files = [p for p in self.root.rglob("*") if p.is_file()]
+        return str(
+            PurePosixPath("/") / Path(os.path.commonpath([p.parent.parent for p in files])).relative_to(self.root)
+        )
 
 
 def arch_list(arch: str) -> str:
@@ -54,62 +55,63 @@ def arch_list(arch: str) -> str:
     return f"{match[1]}.{match[2]}{match[3]}" if match else ""
 
 
-def digest(base: str, plan: Plan, code: Mapping[str, str]) -> str:
+def digest(base: str, plan: Plan) -> str:
     """What the modules depend on: the base, the architecture, the ops and dtypes of the plan, and how we name them."""
     ops = sorted({(op.op, *op.backends, *sorted(op.dtypes.items())) for op in plan.ops}, key=repr)
+    code = package_content(("tune",))
     naming = {name: sha for name, sha in code.items() if name.startswith(("tune/ops/", "tune/modules", "tune/jit"))}
     return sha256_json([base, plan.arch, [list(map(str, op)) for op in ops], naming])
 
 
-def command() -> list[str]:
-    """What compiles, in a container of an image with the runtime and plan.json."""
-    return ["python3", "-m", "pipeline.tune.modules", f"{TUNING_ROOT}/{PLAN_FILE}", _OUT]
+def find(home: Path, name: str) -> Modules | None:
+    """Modules that were compiled before; None where there are none, or they are damaged."""
+    place = home / "modules" / name
+    try:
+        value = json.loads((place / "modules.json").read_text(encoding="utf-8"))
+        found = Modules(place / "root", tuple(sorted(str(one["name"]) for one in value["modules"])))
+        os.utime(place)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found
 
 
-def sandbox(plan: Plan, gpus: Gpus) -> Sandbox:
-    """How that container is shut in; where there is no GPU the plan names the architecture."""
-    environment = {"FLASHINFER_WORKSPACE_BASE": WORKSPACE, "FLASHINFER_CUDA_ARCH_LIST": arch_list(plan.arch)}
-    return Sandbox(user="0:0", environment=environment, gpus=gpus)
-
-
-def fill(client: DockerClient, image: str, plan: Plan, gpus: Gpus, place: Path, *, max_wait: float) -> Modules:
-    """Compile in a container of `image` (runtime and plan.json), or find what was compiled before."""
-    known = take(place)
+def compile_modules(
+    session: Session, image: Callable[[], str], plan: Plan, gpus: Gpus, name: str, *, timeout: float
+) -> Modules:
+    """Compile in a container of `image()` (runtime, tuner, plan.json), or find what was compiled before."""
+    known = find(session.home, name)
     if known is not None:
         return known
+    environment = {ENV_WORKSPACE: WORKSPACE, "FLASHINFER_CUDA_ARCH_LIST": arch_list(plan.arch)}
+    words = ["python3", f"{TUNER_ROOT}/run.py", "pipeline.tune.modules", f"{TUNER_ROOT}/{PLAN_FILE}", _OUT]
+    spec = ContainerSpec(user="0:0", environment=environment, gpus=gpus)
+    place = session.home / "modules" / name
     place.parent.mkdir(parents=True, exist_ok=True)
+    built = image()
     with (
         log.step("compile the modules that the plan loads"),
-        tempfile.TemporaryDirectory(dir=place.parent, prefix=".compiling-") as temporary,
-        created(client, image, command(), sandbox(plan, gpus)) as container,
+        scratch(place.parent, ".compiling-") as temporary,
+        created(session.client, built, words, spec) as container,
     ):
-        status = finish(container, "compiling", max_wait=max_wait, on_line=progress)
+        status = follow(container, "compiling", timeout=timeout, on_line=lambda line: log.note(f"│ {line}"))
         if status != 0:
             said = container.logs(tail=20).decode(errors="replace").splitlines()
             why = next((line for line in said if line.startswith("error:")), f"exit code {status}")
-            raise ModulesNotCompiled(
+            raise BuildError(
                 f"the modules were not compiled: {why}",
                 details=said,
-                hint="the base needs nvcc and CUDA's headers; BAKE_JIT=0 leaves compiled modules out",
+                hint="the base needs nvcc and CUDA's headers; BAKE_JIT=0 (--no-bake-jit) leaves compiled modules out",
             )
-        told = json.loads(container.logs(stdout=True, stderr=False).decode().strip().splitlines()[-1])
-        work = Path(temporary) / "entry"
+        value = json.loads(container.logs(stdout=True, stderr=False).decode().strip().splitlines()[-1])
+        work = temporary / "entry"
         chunks, _ = container.get_archive(_OUT)
         safe_extract(chunks, work / "root", strip=1, limit=_LIMIT)
-        write_json(work / "modules.json", told)
-        work.rename(place)
-    return Modules(place / "root", names(told["modules"]))
-
-
-def take(place: Path) -> Modules | None:
-    """Modules that were compiled before; None where there are none, or they are damaged."""
-    try:
-        told = json.loads((place / "modules.json").read_text(encoding="utf-8"))
-        return Modules(place / "root", names(told["modules"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def names(modules: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
-    """The names of modules as they were told."""
-    return tuple(sorted(str(one["name"]) for one in modules))
+        write_json(work / "modules.json", value)
+        try:
+            work.rename(place)
+        except OSError:
+            if find(session.home, name) is None:
+                raise
+    found = find(session.home, name)
+    assert found is not None, "it was written a moment ago"
+    return found

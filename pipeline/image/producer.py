@@ -85,13 +85,18 @@ class Proof:
     """What fresh containers of a finished image showed. `findings` is empty where all is well.
 
     `level` is `replay` where every key or start was tried on the device that it was made for. `checks` counts what was
-    looked at. `proven` names keys that were tried where others could not be.
+    looked at. `keys` are those of the image (of a server: its name and the hashes that its caches lie under), `proven`
+    those that were tried (all, where `keys` is empty), `manifests` the sha256 of each manifest, `device` what it was
+    warmed up on.
     """
 
     level: Level
     checks: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[str, ...] = ()
     proven: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    manifests: tuple[str, ...] = ()
+    device: str = ""
 
 
 class Producer(Protocol):

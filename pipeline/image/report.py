@@ -2,75 +2,52 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
-from typing import TYPE_CHECKING
 
 from pipeline import log
 from pipeline.cache.otherkeys import OTHERS
-from pipeline.contract.manifest import Manifest
 from pipeline.contract.verdict import Verdict
 
-from .outcome import Outcome
-from .wrap import COMMAND
-
-if TYPE_CHECKING:
-    from .retune import Changed
+from .road import Outcome
 
 
-def _size(count: int) -> str:
+def size(count: int) -> str:
+    """Bytes for people."""
     return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
 
 
-def _verified(verdict: Verdict) -> str:
+def verified(verdict: Verdict) -> str:
+    """What a verdict says, in one line."""
     if verdict.level != "replay":
-        return "static only: NOT REPLAYED on the key's device"
+        return "static only: NOT REPLAYED on the device of the caches"
     checks = verdict.checks
+    if "replayed calls" not in checks:
+        return ", ".join(f"{name} {count}" for name, count in checks.items()) or verdict.level
     others = checks.get("calls as others ask", 0)
     more = f", and {checks.get('hits as others ask', 0)} of {others} for {OTHERS}" if others else ""
-    return f"replay: {checks.get('hits', 0)} of {checks.get('replayed calls', 0)} calls hit{more}"
+    return f"replay: {checks.get('hits', 0)} of {checks['replayed calls']} calls hit{more}"
 
 
 def rows(outcome: Outcome) -> list[tuple[str, str]]:
     """Label and value, in the order in which they are shown."""
-    table = [("image", outcome.image), ("size", _size(outcome.size))]
-    for manifest in outcome.manifests:
+    done = outcome.finished
+    table = [("image", outcome.image), ("size", size(outcome.size))]
+    for manifest in done.manifests:
         entries = ", ".join(f"{op} {count}" for op, count in manifest.entries_per_op().items())
         table += [("key", manifest.key), ("entries", f"{entries} ({len(manifest.ranks)} ranks)")]
-    if outcome.reused and not outcome.tune_seconds:
-        tuned = "imported: tuned elsewhere"
-    else:
-        tuned = f"{outcome.tune_seconds:.1f} s" + (", in the store already: not tuned again" if outcome.reused else "")
+    if not done.manifests:
+        table += [(one.kind, f"{one.path}, {size(one.bytes)}") for one in done.warm.caches]
+    seconds = f"{done.warm.seconds:.1f} s" if done.warm.seconds else "imported: tuned elsewhere"
+    if done.reused and done.warm.seconds:
+        seconds += ", in the store already: not done again"
     return [
         *table,
-        ("tune time", tuned),
-        ("verified", _verified(outcome.verdict)),
-        ("cache layer", outcome.cache_diff_id),
-        ("config digest", outcome.config_digest),
+        ("warm-up", seconds),
+        ("verified", verified(done.verdict)),
+        ("last layer", done.verdict.cache_diff_id),
+        ("identity", done.verdict.identity),
     ]
-
-
-def _trial(image: str, manifest: Manifest) -> list[str]:
-    """What follows `docker run`: a replay of the plan's ops, or the engine as it tuned, with the model at its path."""
-    engine = manifest.plan.engine
-    if engine is None:
-        return [image, "python3", "-m", "pipeline.tune.replay", "--key", manifest.key]
-    serve = ["vllm", "serve"] if engine.name == "vllm" else ["python3", "-m", "sglang.launch_server"]
-    gpus = ["--gpus", "all"] if manifest.record.host.gpus else []
-    return [*gpus, "-v", f"<model>:{engine.model}", "--entrypoint", COMMAND, image, *serve, *engine.arguments]
-
-
-def show_changed(changed: Changed, *, as_json: bool) -> None:
-    """What became of an image whose caches changed: JSON on stdout where asked for, a table on stderr."""
-    if as_json:
-        json.dump(changed.to_json(), sys.stdout, indent=2)
-        sys.stdout.write("\n")
-    table = [("image", changed.image), *(("key", key) for key in changed.keys)]
-    table += [("tune time", f"{changed.tune_seconds:.1f} s")] * bool(changed.tune_seconds)
-    table += [("verified", _verified(changed.verdict)), ("kept layers", str(len(changed.kept)))]
-    for label, value in table:
-        log.line(f"{label:<14} {value}")
 
 
 def show(outcome: Outcome) -> None:
@@ -89,9 +66,10 @@ def show(outcome: Outcome) -> None:
     else:
         for label, value in table:
             log.line(f"{label:<14} {value}")
-    first = outcome.manifests[0]
-    if first.substitutions:
+    first = next(iter(outcome.finished.manifests), None)
+    if first is not None and first.substitutions:
         log.line("note: tuned on CPU ranks, which prove the pipeline; a CPU cache is of no use to a GPU")
+    gpus = ["--gpus", "all"] if outcome.finished.inputs.producer.device == "cuda" else []
     host = "" if outcome.docker_host == "unix:///var/run/docker.sock" else f"DOCKER_HOST={outcome.docker_host} "
-    command = ["docker", "run", "--rm", *_trial(outcome.image, first)]
+    command = ["docker", "run", "--rm", *gpus, outcome.image, *(["env"] if first is not None else [])]
     log.line(f"try it: {host}{shlex.join(command)}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pipeline.cache.tree import Stored
 from pipeline.contract.plan import Plan
 from pipeline.planning.ops import Target
 
@@ -15,28 +16,34 @@ TuneIn = Literal["", "stage", "container", "import"]
 
 @dataclass(frozen=True)
 class Request:
-    """One `pipeline build`. `root` is the checkout; `timeout`, `max_wait`, `max_tune` are seconds; empty means unset.
+    """One `pipeline build`. `root` is the checkout; all timeouts are seconds; empty means unset.
 
-    `plan` makes the plan for a target, and for a FlashInfer version where the base brings its own; it was
-    called once already, so what can be wrong with the model or the options was said before any work.
+    `plan` makes the plan for a target, and for a FlashInfer version where the base brings its own. `first` is the plan
+    that it gave before anything was known of engine and base: what is wrong with the model was said by then. It is None
+    where a server warms up.
     """
 
     root: Path
-    plan: Callable[[Target | None, str], Plan]
-    device: str = ""  # cpu, cuda, or empty: cuda where the engine has GPUs and the base has FlashInfer
+    model: str
+    plan: Callable[[Target | None, str], Plan] | None = None
+    first: Plan | None = None
+    server: str = ""  # vllm or sglang
+    server_args: str = ""
+    server_env: str = ""
+    device: str = ""  # cpu, cuda, or empty: cuda where the engine has GPUs
     base_image: str = ""
     accept_base_versions: bool = False
     image: str = ""
     retune: bool = False
-    resume: bool = True  # take up what an interrupted tuning had finished; never when tuning again on purpose
+    resume: bool = True  # from what an interrupted tuning had finished; never when tuning again on purpose
     previous: Path | None = None
-    caches: tuple[Path, ...] = ()
+    caches: tuple[Stored, ...] = ()  # keys to bake instead of tuning, checked
     tune_in: TuneIn = ""
-    strategy: str = ""  # as the ranks are told it among the options below
-    tune_options: tuple[str, ...] = ()  # for `python -m pipeline.tune`
-    gpus: str = ""  # a CDI device name
+    tune_options: tuple[str, ...] = ()  # for the tuner
+    gpus: str = ""
     require_idle: bool = False
     bake_jit: bool = True
-    max_wait: float = 1200.0
-    max_tune: float = 7200.0
+    startup_timeout: float = 1200.0
+    tune_timeout: float = 7200.0
+    device_timeout: float = 3600.0  # how long to wait for another run that times the same devices
     store: str = ""  # image store of an engine that has to be started

@@ -1,104 +1,83 @@
-"""The host's store of tuned caches, addressed by the inputs digest, so that nothing is tuned twice.
+"""The host's store of warm-ups, addressed by the inputs digest, so that nothing is warmed up twice.
 
-<cache home>/tuned/<inputs digest>/
-    root/       a cache root: <flashinfer-version>/<arch>/<hash>/…
-    outcome.json   what the tuning cost
+<cache home>/warm-ups/<inputs digest>/       root/ and warmup.json, see `producer`
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from pipeline.contract.digest import sha256_json
-from pipeline.contract.errors import UsageError
-from pipeline.contract.files import write_json
+from pipeline import log
+from pipeline.contract.errors import CacheRefused, UsageError
+from pipeline.contract.files import alone
 from pipeline.contract.scratch import scratch
+
+from .contexts import settle
+from .producer import ROOT_FOLDER, EntryInvalid, WarmUp, read_entry, write_entry
 
 MAKING = ".entry-"  # what the folders are called in which an entry is made, or removed
 
 
-class StoreUnusable(UsageError):
-    """The store of tuned caches cannot be written to."""
+def folder(home: Path) -> Path:
+    """Where entries lie."""
+    return home / "warm-ups"
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """All that decides what tuning would find: the digest of these addresses the store.
-
-    `device` holds GPU names, driver and count, or the processor; `options` the tuning options; `previous` the sha256
-    over an earlier cache that the ranks start from.
-    """
-
-    plan: str
-    tuner: str
-    device: Mapping[str, Any]
-    options: Mapping[str, Any]
-    previous: str = ""
-
-    @property
-    def digest(self) -> str:
-        """sha256 over all fields."""
-        return sha256_json(asdict(self))
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """A tuned cache root on the host, the seconds that tuning took, and whether it was in the store already."""
-
-    root: Path
-    seconds: float
-    reused: bool
-
-
-def take(home: Path, inputs: Inputs) -> Tuned | None:
-    """What the store holds for these inputs; None when there is nothing, or only a damaged entry."""
-    place = home / "tuned" / inputs.digest
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        outcome = json.loads((place / "outcome.json").read_text(encoding="utf-8"))
-        if (place / "root").is_dir():
-            return Tuned(place / "root", float(outcome["seconds"]), reused=True)
-    return None
-
-
-def check_writable(home: Path) -> None:
-    """See before anything is tuned that the store takes entries. Raises `StoreUnusable`."""
-    with _making(home / "tuned"):
-        pass
+def find(home: Path, digest: str) -> WarmUp | None:
+    """What the store has for these inputs; a damaged entry counts as none, and a warning says so."""
+    place = folder(home) / digest
+    if not place.is_dir():
+        return None
+    try:
+        found = read_entry(place)
+    except EntryInvalid as error:
+        log.warn(f"the stored warm-up is damaged and not used: {error.message}")
+        return None
+    with contextlib.suppress(OSError):
+        place.touch()  # `pipeline clean` removes what was not used for long
+    return found
 
 
 @contextlib.contextmanager
-def _making(store: Path) -> Iterator[Path]:
-    """A folder in the store for an entry that is made. Raises `StoreUnusable` for every answer of the file system."""
+def making(home: Path) -> Iterator[Path]:
+    """A scratch folder on the store's own disk. Raises `UsageError` where the store cannot be written to."""
     try:
-        store.mkdir(parents=True, exist_ok=True)
-        with scratch(store, MAKING) as temporary:
+        folder(home).mkdir(parents=True, exist_ok=True)
+        with scratch(folder(home), MAKING) as temporary:
             yield temporary
     except (OSError, shutil.Error) as error:  # of a tree that was copied, a list of what failed
         last = str(error.args[0][-1][-1]).partition(": ")[0] if isinstance(error, shutil.Error) else error.strerror
-        raise StoreUnusable(
-            f"the store {store} cannot be written to: {last}",
-            hint="check free space and permissions; XDG_CACHE_HOME moves it",
+        raise UsageError(
+            f"the store {folder(home)} cannot be written to: {last}",
+            hint="check free space and permissions; XDG_CACHE_HOME moves it, `pipeline clean` makes room",
         ) from error
 
 
-def keep(home: Path, inputs: Inputs, root: Path, seconds: float) -> Tuned:
-    """Move a judged cache root into the store, whole: made beside its place, then renamed into it.
+def keep(home: Path, digest: str, made: WarmUp, inputs: Mapping[str, object], work: Path) -> WarmUp:
+    """Move a finished warm-up into the store, whole. `work` is a folder of `making`, in which `made.root` lies.
 
-    Raises `StoreUnusable`.
+    Another run may have kept the same meanwhile: the later one replaces it.
     """
-    place = home / "tuned" / inputs.digest
-    with _making(place.parent) as temporary:
-        work = temporary / "entry"
-        work.mkdir()
-        shutil.move(root, work / "root")  # a rename, which needs no room, unless the store is a mount of its own
-        write_json(work / "outcome.json", {"seconds": round(seconds, 3), "inputs": asdict(inputs)})
-        if place.exists():  # RETUNE=1, or a damaged entry: the old one leaves only when the new one is complete
-            place.rename(temporary / "old")
-        work.rename(place)
-    return Tuned(place / "root", seconds, reused=False)
+    entry, place = work / "entry", folder(home) / digest
+    entry.mkdir()
+    shutil.move(made.root, entry / ROOT_FOLDER)
+    kept = replace(made, root=entry / ROOT_FOLDER)
+    for one in kept.caches:
+        settle(kept.root / one.path.lstrip("/"), keep_times=one.keep_times, writable=one.writable)
+    write_entry(entry, kept, inputs)
+    read_entry(entry)
+    with alone(folder(home), lambda: None):
+        if place.exists():
+            place.rename(work / "old")
+        entry.rename(place)
+    return read_entry(place)
+
+
+def check(found: WarmUp) -> None:
+    """Raise `CacheRefused` where a warm-up left nothing."""
+    if not found.caches:
+        raise CacheRefused("the warm-up left no cache", hint="see the log")

@@ -1,14 +1,17 @@
 """The wheelhouse: pip runs on the host, with the host's own indexes, proxies and certificates, for the image's Python.
 
-What it downloads is in a lock with its hash. A wheelhouse is complete or absent: it is filled beside its place and
-renamed into it.
+What is fetched is what a hashed lock of requirements/ names, and nothing is resolved: the same lock gives the same
+files, from whichever index.
+
+    <cache home>/wheels/<digest of the lock's hashes and the platform>/
+        *.whl, requirements.txt     the lock; pip's own wheel is among them
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,20 +22,51 @@ from pipeline.contract.scratch import scratch
 from pipeline.run import ProcessFailed, run
 from pipeline.versions.requirements import read_text
 
-from .facts import BaseFacts
+from .probe import BaseFacts
+from .session import Session
 
-
-class WheelsUnavailable(BuildError):
-    """pip could not fetch what a lock pins."""
+CPU, CUDA, COMPILER = "image-cpu.txt", "image-cuda.txt", "compiler-cuda.txt"
 
 
 @dataclass(frozen=True)
 class Wheelhouse:
-    """A directory with every wheel, pip's own included, and `requirements.txt`; `digest` names its content."""
+    """A folder of wheels with the lock that they come from; `digest` covers the hashes of every wheel."""
 
     path: Path
     digest: str
-    reused: bool
+
+
+def ensure_wheelhouse(session: Session, lock: Path, facts: BaseFacts) -> Wheelhouse:
+    """The wheelhouse of a lock for a base, fetched where it is not there yet: complete, or absent."""
+    pins = sorted((pin.name, pin.specifier, pin.hashes) for pin in read_text(lock.read_text(encoding="utf-8"), "").pins)
+    digest = sha256_json({"pins": pins, "target": _target(facts)})
+    place = session.home / "wheels" / digest[:32]
+    if not place.is_dir():
+        _fetch(session, lock, len(pins), facts, place)
+    os.utime(place)
+    return Wheelhouse(place, digest)
+
+
+def _fetch(session: Session, lock: Path, count: int, facts: BaseFacts, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with scratch(place.parent, ".wheels-") as work:
+        wheels = work / "wheels"
+        with log.step(f"fetch {count} wheels of {lock.name} for Python {facts.python} on {facts.machine}"):
+            words = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet"]
+            words += ["--no-deps", "--require-hashes", "--dest", str(wheels), *_target(facts)]
+            try:
+                run([*words, "--requirement", str(lock)], log=session.log)
+            except ProcessFailed as error:
+                raise _failed(lock, error, str(session.log)) from error
+        shutil.copyfile(lock, wheels / "requirements.txt")
+        for path in wheels.iterdir():
+            path.chmod(0o644)
+        wheels.chmod(0o755)
+        try:
+            wheels.rename(place)
+        except OSError:
+            if not place.is_dir():  # another run was faster: its wheelhouse is the same
+                raise
 
 
 def _target(facts: BaseFacts) -> list[str]:
@@ -45,52 +79,26 @@ def _target(facts: BaseFacts) -> list[str]:
     return words
 
 
-def _pip(words: Sequence[str], logfile: Path) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]
-    try:
-        run(command, log=logfile)
-    except ProcessFailed as error:
-        first = next((at for at, line in enumerate(error.details) if line.startswith("ERROR")), 0)
-        said = [
-            line.strip() for line in error.details[first:] if line.strip()
-        ]  # a wrong hash: which wheel stands below
-        raise WheelsUnavailable(
-            "pip could not fetch the locked wheels",
-            details=said[-8:],
-            hint="pip ran with this host's own configuration: `pip config debug` shows it. torch for CPUs (+cpu) is on "
-            "PyTorch's own index: add that to pip's `extra-index-url`. Where your index has other wheels of the same "
-            "versions, `pipeline versions bump --refresh` locks those",
-            log=str(logfile),
-        ) from error
-
-
-def fill(name: str, requirements: Path, facts: BaseFacts, home: Path, logfile: Path) -> Wheelhouse:
-    """Return the wheelhouse of an environment's lock for a base, filling it when it is not there yet.
-
-    Its identity is the lock's hashes: a wheel that is another one stops the build, and pip names it.
-    """
-    lock = requirements / f"{name}.txt"
-    pins = sorted((pin.name, pin.specifier, pin.hashes) for pin in read_text(lock.read_text(encoding="utf-8"), "").pins)
-    digest = sha256_json({"pins": pins, "target": _target(facts)})
-    place = home / "wheels" / digest[:32]
-    if place.is_dir():
-        return Wheelhouse(place, digest, reused=True)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with scratch(place.parent, ".wheels-") as work:
-        wheels = work / "wheels"
-        with log.step(f"fetch {len(pins)} wheels for Python {facts.python} on {facts.machine}"):
-            _pip(
-                ["download", "--quiet", "--no-deps", "--require-hashes", "--dest", str(wheels), *_target(facts),
-                 "--requirement", str(lock)],
-                logfile,
-            )  # fmt: skip
-        shutil.copyfile(lock, wheels / "requirements.txt")
-        for path in wheels.iterdir():
-            path.chmod(0o644)
-        wheels.chmod(0o755)
-        try:
-            wheels.rename(place)
-        except OSError:
-            if not place.is_dir():  # another run was faster: its wheelhouse is the same
-                raise
-    return Wheelhouse(place, digest, reused=False)
+def _failed(lock: Path, error: ProcessFailed, log_path: str) -> BuildError:
+    """pip's failure by its cause: a full disk, another file than the lock names, no such wheel, the network."""
+    first = next((at for at, line in enumerate(error.details) if line.startswith("ERROR")), 0)
+    said = [line.strip() for line in error.details[first:] if line.strip()]  # of a wrong hash: which wheel stands below
+    whole = "\n".join(error.details)
+    message, hint = (
+        f"pip could not fetch the wheels of {lock.name}",
+        "pip ran with this host's own configuration (`pip config debug` shows it); behind a proxy or a private "
+        "certificate authority set pip's `proxy` and `cert`",
+    )
+    if "No space left on device" in whole or "Errno 28" in whole:
+        message = "no space left for the wheels"
+        hint = "free space where the cache home or TMPDIR lies; `pipeline clean` removes what is not needed"
+    elif "DO NOT MATCH THE HASHES" in whole:
+        message = f"an index has another wheel than {lock.name} names by its hash"
+        hint = "where that is right, `pipeline versions bump --refresh` locks what your index has"
+    elif "No matching distribution" in whole or "Could not find a version" in whole:
+        message = f"an index of this host lacks a wheel of {lock.name}: {said[0].removeprefix('ERROR: ')[:200]}"
+        hint = (
+            "add an index that has it to pip's own configuration (`pip config set global.extra-index-url URL`; torch "
+            "for CPUs lies on an index of PyTorch's), or a find-links folder"
+        )
+    return BuildError(message, details=said[-8:], hint=hint, log=log_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pipeline.contract.errors import UsageError
-from pipeline.image.labels import PREFIX
+from pipeline.image.names import PREFIX
 from pipeline.registry.errors import printable
 from pipeline.run import ProcessFailed, ProgramMissing, run
 

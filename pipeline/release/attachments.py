@@ -20,7 +20,7 @@ from pipeline.contract.digest import canonical_json
 from pipeline.contract.errors import PublishError
 from pipeline.contract.manifest import Manifest as AutotuneManifest
 from pipeline.contract.verdict import Verdict
-from pipeline.image.labels import KEY, PREFIX
+from pipeline.image.names import KEY, PREFIX
 from pipeline.registry.client import Registry
 from pipeline.registry.descriptors import EMPTY, MANIFEST, Descriptor, Manifest
 from pipeline.registry.errors import InvalidResponse, NotFound, printable

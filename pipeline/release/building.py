@@ -11,35 +11,28 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.contract.digest import sha256_file, sha256_json
 from pipeline.contract.errors import CacheRefused, PublishError, UsageError
+from pipeline.contract.plan import Plan
 from pipeline.contract.verdict import Verdict
-from pipeline.home import cache_home
-from pipeline.image import flow
-from pipeline.image.arguments import ROOT, add_tuning_options, request_from
-from pipeline.image.bake import bake
-from pipeline.image.buildkit import Export
-from pipeline.image.caches import collect
-from pipeline.image.contain import Sandbox, run_to_end
-from pipeline.image.contexts import FIXED_TIME
-from pipeline.image.guard import connected, translated
-from pipeline.image.labels import labels
-from pipeline.image.naming import gpu_of
-from pipeline.image.outcome import Clock, log_file
-from pipeline.image.prepare import prepare
-from pipeline.image.probes import Probes
+from pipeline.image.bake import bake, labels, manifests_of
+from pipeline.image.buildx import Export
+from pipeline.image.caches import manifest_of
+from pipeline.image.cli import ROOT, add_build_options, request_from
+from pipeline.image.containers import ContainerSpec, run_one
+from pipeline.image.contexts import FIXED_TIME, package_content, tree_digest
+from pipeline.image.names import gpu_of
+from pipeline.image.replay import device_name
 from pipeline.image.request import Request
-from pipeline.image.staging import code_content, tree_digest
-from pipeline.image.verify import device_name
+from pipeline.image.resolve import device_of, resolve
+from pipeline.image.road import Finished, finish, give_name
+from pipeline.image.session import Session, open_session, translated
+from pipeline.image.tuner import TuneProducer
 from pipeline.planning.ops import Target
 
 from .matrix import Cell
-
-if TYPE_CHECKING:
-    from docker import DockerClient
-    from pipeline.daemon import Engine
 
 __all__ = ["ROOT", "Builder", "BuiltImage", "builder", "cell_options", "inputs_of", "request_of"]
 
@@ -47,23 +40,24 @@ __all__ = ["ROOT", "Builder", "BuiltImage", "builder", "cell_options", "inputs_o
 _OF_THE_HOST = frozenset(
     {
         "retune", "no_resume", "tune_in", "gpus", "require_idle", "timeout", "tune_max_wait", "store", "judge_budget",
-        "jurors",
+        "jurors", "device_max_wait",
     }
 )  # fmt: skip
-_TIMEOUTS = frozenset({"--timeout", "--engine-max-wait"})
+_TIMEOUTS = frozenset({"--timeout"})
+_CODE = ("contract", "flashinfer", "cache", "start", "tune", "servers", "log.py", "run.py")
 _SLSA_V1_SINCE = 29  # Docker Engine, whose BuildKit surely knows it; older ones write SLSA 0.2
 _LIST_TIMEOUT = 300.0  # seconds that listing what is installed may take
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a build."""
-    add_tuning_options(parser)
+    add_build_options(parser)
 
 
 def cell_options() -> Mapping[str, Any]:
     """The options that say what an image is, by their names in a namespace, with what they are when not given."""
     parser = argparse.ArgumentParser(add_help=False)
-    add_tuning_options(parser)
+    add_build_options(parser)
     return {name: value for name, value in vars(parser.parse_args([])).items() if name not in _OF_THE_HOST}
 
 
@@ -85,7 +79,8 @@ def request_of(arguments: argparse.Namespace, cell: Cell) -> Request:
 def inputs_of(request: Request, cell: Cell, annotations: Mapping[str, str]) -> str:
     """One digest of all that decides an image, the same on every host, and known without a Docker Engine."""
     arch = str(cell.settings.get("arch", "")) or "90a"
-    plan = request.plan(Target("cuda", arch) if request.device == "cuda" else None, "")
+    target = Target("cuda", arch) if request.device == "cuda" else None
+    plan = request.plan(target, "").to_json() if request.plan is not None else None
     sources = [request.root / "versions.json"]
     for folder in ("docker", "requirements"):
         sources += sorted(path for path in (request.root / folder).rglob("*") if path.is_file())
@@ -94,10 +89,11 @@ def inputs_of(request: Request, cell: Cell, annotations: Mapping[str, str]) -> s
     tuned = {"options": options, "previous": tree_digest(request.previous)} if not cell.caches else {}
     return sha256_json(
         {
-            "schema": 2,
+            "schema": 3,
             "sources": [[str(path.relative_to(request.root)), sha256_file(path)] for path in sources],
-            "code": code_content(),
-            "plan": plan.to_json(),
+            "code": package_content(_CODE),
+            "plan": plan,
+            "server": [request.server, request.model, request.server_args, request.server_env],
             "base": [request.base_image, request.accept_base_versions],
             "modules": request.bake_jit,
             "caches": sorted(tree_digest(root) for root in cell.caches),
@@ -113,11 +109,11 @@ def inputs_of(request: Request, cell: Cell, annotations: Mapping[str, str]) -> s
 class BuiltImage:
     """A baked and verified image in the engine."""
 
-    done: flow.Finished
+    done: Finished
 
     @property
     def config_digest(self) -> str:
-        """The digest of its config, which verdicts are bound to."""
+        """The digest of its config."""
         return self.done.built.config_digest
 
     @property
@@ -128,43 +124,38 @@ class BuiltImage:
     @property
     def manifests(self) -> tuple[bytes, ...]:
         """manifest.json of each key, as it was baked."""
-        return tuple(key.manifest_bytes for key in self.done.keys)
+        return tuple(file.read_bytes() for file in manifests_of(self.done.warm).values())
 
     @property
     def gpu(self) -> str:
         """What it was tuned on, as a tag shows it."""
-        return gpu_of(self.done.manifests)
+        return gpu_of(self.done.manifests) if self.done.manifests else device_of(self.done.inputs)
 
     @property
     def log(self) -> Path:
         """The log of the run."""
-        return self.done.prepared.builder.log
+        return self.done.session.log
 
     def annotations(self) -> dict[str, str]:
         """Its labels, when it was tuned, and which base it stands on."""
-        prepared = self.done.prepared
-        found = labels(self.done.keys, prepared.base.reference, prepared.modules)
-        found["org.opencontainers.image.created"] = max(one.ended for one in self.done.manifests)
-        digests = prepared.client.images.get(prepared.base.image_id).attrs.get("RepoDigests") or ()
-        if digests:
-            found["org.opencontainers.image.base.digest"] = str(digests[0]).rpartition("@")[2]
+        found = labels(self.done.inputs, self.done.warm)
+        if self.done.manifests:
+            found["org.opencontainers.image.created"] = max(one.ended for one in self.done.manifests)
         return found
 
     def export(self, layout: Path, name: str, annotations: Mapping[str, str], compression: str) -> str:
         """Put it into an OCI layout with SLSA provenance; return the digest of its index. Raises `BuildError`."""
-        version = re.match(r"[0-9]+", self.done.prepared.engine.version)
+        version = re.match(r"[0-9]+", self.done.session.engine.version)
         knows_v1 = version is not None and int(version[0]) >= _SLSA_V1_SINCE
         provenance = "mode=max,version=v1" if knows_v1 else "mode=max"
         wanted = Export(layout, name, annotations, compression=compression, provenance=provenance)
-        made = bake(self.done.prepared, self.done.keys, wanted)
+        made = bake(self.done.inputs, self.done.warm, self.done.session, wanted)
         return made.image_id
 
     def run(self, command: Sequence[str]) -> str:
         """What a command prints in a container of it, without network, as a user of no name. Raises `PublishError`."""
-        sandbox = Sandbox(user="65532:65532", read_only=True)
-        ended = run_to_end(
-            self.done.prepared.client, self.done.built.image_id, list(command), sandbox, max_wait=_LIST_TIMEOUT
-        )
+        spec = ContainerSpec(user="65532:65532", read_only=True)
+        ended = run_one(self.done.session.client, self.done.built.image_id, list(command), spec, timeout=_LIST_TIMEOUT)
         if ended.status != 0:
             raise PublishError(f"{command[0]} in the image ended with {ended.status}", details=ended.stderr)
         return ended.stdout
@@ -172,7 +163,7 @@ class BuiltImage:
     @property
     def wheels(self) -> Path:
         """The folder of wheelhouses, for the hashes of what is installed."""
-        return self.done.prepared.home / "wheels"
+        return self.done.session.home / "wheels"
 
     @property
     def time(self) -> int:
@@ -184,15 +175,12 @@ class BuiltImage:
 class Builder:
     """An engine to build with."""
 
-    client: DockerClient
-    engine: Engine
-    log: Path
-    probes: Probes
+    session: Session
 
     @property
     def platform(self) -> str:
         """The engine's own platform, such as amd64."""
-        return str(self.client.version().get("Arch", ""))
+        return str(self.session.client.version().get("Arch", ""))
 
     def build(self, request: Request, cell: Cell) -> BuiltImage:
         """Tune (or take from the store, or from the cell's caches), bake and verify. Raises the failed step's error."""
@@ -201,11 +189,12 @@ class Builder:
                 f"{cell.name} is for {cell.platform}, and this engine builds {self.platform}",
                 hint="run this cell on a host of that platform",
             )
-        with translated(self.engine):
-            prepared = prepare(request, self.engine, self.client, self.log, self.probes)
-            _check_caches(request, cell, prepared.plan)
-            done = flow.finish(request, prepared, Clock(), self.log)
-            flow.give_name(done)
+        with translated(self.session.engine):
+            inputs = resolve(request, self.session)
+            if isinstance(inputs.producer, TuneProducer):
+                _check_caches(request, cell, inputs.producer.plan)
+            done = finish(request, inputs, self.session)
+            give_name(done)
             return BuiltImage(done)
 
 
@@ -214,21 +203,20 @@ def builder() -> Iterator[Builder]:
     """An engine with the containerd image store: the classic one refuses attestations and drops annotations."""
     from pipeline.daemon import up
 
-    engine = up("containerd")
-    with connected(engine) as client:
-        yield Builder(client, engine, log_file(cache_home(), "release"), Probes())
+    up("containerd")
+    with open_session("release") as session:
+        yield Builder(session)
 
 
-def _check_caches(request: Request, cell: Cell, wanted: Any) -> None:  # noqa: ANN401 - the plan's class is being rebuilt
+def _check_caches(request: Request, cell: Cell, wanted: Plan) -> None:
     """Raise `CacheRefused` where imported caches are not what the cell's name says."""
     wrong = []
-    for one in collect(request.caches) if request.caches else ():
-        plan, gpus = one.manifest.plan, one.manifest.record.host.gpus
+    for one in map(manifest_of, request.caches):
+        plan, gpus = one.plan, one.record.host.gpus
         if plan.model != wanted.model or plan.layout != wanted.layout:
-            wrong.append(f"{one.manifest.key} was tuned for {plan.model} with TP {plan.layout.tp}")
+            wrong.append(f"{one.key} was tuned for {plan.model} with TP {plan.layout.tp}")
         if cell.devices and gpus and not set(gpus) <= set(cell.devices):
-            found = device_name(one.manifest)
-            wrong.append(f"{one.manifest.key} was tuned on {found}, not on {' or '.join(cell.devices)}")
+            wrong.append(f"{one.key} was tuned on {device_name(one)}, not on {' or '.join(cell.devices)}")
     if wrong:
         raise CacheRefused(
             f"{cell.name}: {wrong[0]}", details=wrong, hint="a cell's cache holds that cell's keys and no others"

@@ -27,7 +27,7 @@ from pipeline.contract.digest import canonical_json, sha256_bytes, sha256_file
 from pipeline.contract.errors import CacheRefused, PublishError
 from pipeline.contract.key import Key
 from pipeline.contract.places import CACHE_ROOT, MANIFEST_FILE
-from pipeline.image.labels import PREFIX
+from pipeline.image.names import PREFIX
 from pipeline.registry.client import Registry
 from pipeline.registry.descriptors import MANIFEST, Descriptor, Manifest
 from pipeline.registry.errors import InvalidResponse, NotFound, printable

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pipeline.contract.identity import image_identity
 from pipeline.registry.descriptors import INDEX, INDEXES, Descriptor, Manifest, json_object
 from pipeline.registry.errors import InvalidResponse, NotFound
 
@@ -86,6 +87,12 @@ class Image:
         inner = self.config.get("config")
         labels = inner.get("Labels") if isinstance(inner, dict) else None
         return {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
+
+    @property
+    def identity(self) -> str:
+        """What verdicts are bound to."""
+        inner = self.config.get("config")
+        return image_identity(self.diff_ids, inner if isinstance(inner, dict) else {})
 
     @property
     def diff_ids(self) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ from pydantic_core import PydanticCustomError
 
 from pipeline.contract.errors import UsageError
 from pipeline.flashinfer.gpus import find_arch
-from pipeline.image.naming import plain
+from pipeline.image.names import plain
 from pipeline.planning.buckets import read_buckets, spell_buckets
 from pipeline.planning.model_source import usual_tp
 from pipeline.planning.problems import Problems
@@ -369,7 +369,7 @@ def _cell(matrix: Matrix, table: CellTable, one: _One, home: Path, problems: lis
         server = matrix.servers[one.server]
         settings |= {"base_image": server.base_image, "accept_base_versions": server.accept_base_versions}
         if server.start is not None and not caches:
-            settings |= {"engine": server.start, "engine_args": server.args or "", "engine_env": server.env or ""}
+            settings |= {"server": server.start, "server_args": server.args or "", "server_env": server.env or ""}
     verdicts = [place for gpu, kind in zip(gpus, kinds, strict=True) for place in paths(kind.verdict, gpu)]
     more = [f"{name}{value}" for name in ("ep", "pp", "dp") if (value := getattr(table, name)) is not None]
     words = [_word(one.model), f"tp{one.tp}", *more, *gpus, one.server, table.name or "", one.platform]

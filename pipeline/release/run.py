@@ -18,7 +18,7 @@ from pipeline.contract.digest import canonical_json, sha256_json
 from pipeline.contract.errors import PipelineError, PublishError, UsageError
 from pipeline.contract.exits import Exit
 from pipeline.home import cache_home
-from pipeline.image.labels import KEY, PREFIX
+from pipeline.image.names import KEY, PREFIX
 from pipeline.image.request import Request
 from pipeline.registry.client import Registry, parallel_map
 from pipeline.registry.descriptors import INDEX, Manifest

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.contract.errors import UsageError
-from pipeline.image.naming import plain
+from pipeline.image.names import plain
 from pipeline.registry.reference import is_tag
 
 DEFAULT = "{model}-tp{tp}-{gpu}-fi{flashinfer}-{key}"

@@ -20,9 +20,9 @@ _MAX_BYTES = 4 << 20  # a verdict has some kilobytes
 
 @dataclass(frozen=True)
 class Subject:
-    """What a verdict must be about: an image's config digest, last layer's diff id, keys and their manifests."""
+    """What a verdict must be about: an image's identity, last layer's diff id, keys and their manifests."""
 
-    config_digest: str
+    identity: str
     cache_diff_id: str
     keys: tuple[str, ...]
     manifests: tuple[str, ...]
@@ -30,8 +30,8 @@ class Subject:
 
 def mismatch(verdict: Verdict, subject: Subject) -> str:
     """Why a verdict does not count for an image; empty when it does."""
-    if verdict.config_digest != subject.config_digest:
-        return f"a verdict is of config {printable(verdict.config_digest, 26)}, the image's is {subject.config_digest}"
+    if verdict.identity != subject.identity:
+        return f"a verdict is of image {printable(verdict.identity, 26)}, this one is {subject.identity}"
     if verdict.cache_diff_id != subject.cache_diff_id:
         return f"a verdict is of the cache layer {printable(verdict.cache_diff_id, 80)}, the image's last is another"
     if not set(subject.manifests) <= set(verdict.manifest_sha256.split(",")):  # others came with the base image
@@ -80,9 +80,7 @@ def sufficient(own: Verdict, given: Sequence[Verdict]) -> tuple[Verdict, ...]:
 
     Raise `PublishError` naming the keys that nobody replayed, and what keeps each of the others from counting.
     """
-    subject = Subject(
-        own.config_digest, own.cache_diff_id, tuple(own.key.split(",")), tuple(own.manifest_sha256.split(","))
-    )
+    subject = Subject(own.identity, own.cache_diff_id, tuple(own.key.split(",")), tuple(own.manifest_sha256.split(",")))
     taken = [own] if own.replayed_keys() else []
     against: list[str] = []
     for one in given:
@@ -94,7 +92,7 @@ def sufficient(own: Verdict, given: Sequence[Verdict]) -> tuple[Verdict, ...]:
     missing = unproven(taken, subject.keys)
     if missing:
         raise PublishError(
-            f"no replay verdict for {', '.join(missing)} in {own.config_digest[:19]}… ({own.device})",
+            f"no replay verdict for {', '.join(missing)} in {own.identity[:19]}… ({own.device})",
             details=against,
             hint="build the same image where that device is (CACHE= bakes the same bytes), `pipeline verify IMAGE "
             "--out FILE` there, and give that file with --verdict",

@@ -22,7 +22,7 @@ from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import CacheRefused, PublishError
 from pipeline.contract.manifest import Manifest as AutotuneManifest
 from pipeline.contract.verdict import Verdict
-from pipeline.image.labels import KEY, PREFIX
+from pipeline.image.names import KEY, PREFIX
 from pipeline.registry.client import Registry
 from pipeline.registry.descriptors import json_object
 from pipeline.registry.errors import InvalidResponse, NotFound, printable
@@ -202,7 +202,7 @@ class _Look:
         def find() -> Answer:
             keys = tuple(image.listed(KEY))
             last = image.diff_ids[-1] if image.diff_ids else ""
-            subject = verdicts.Subject(image.config_digest, last, keys, tuple(image.listed(MANIFEST_LABEL)))
+            subject = verdicts.Subject(image.identity, last, keys, tuple(image.listed(MANIFEST_LABEL)))
             counted: list[Verdict] = []
             against: list[str] = []
             for one in self._attached(image, media.VERDICT):

@@ -1,4 +1,4 @@
-"""The image's entry point: pick the tuned cache that fits this host, say so in one line, become CMD.
+"""The image's entry point: pick the tuned cache that fits this host, log one line, become CMD.
 
     pipeline-run CMD…
 

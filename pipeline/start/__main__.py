@@ -1,23 +1,20 @@
-"""`pipeline-run CMD…`: check the tuned cache, say one line, become CMD.
+"""`pipeline-run CMD…`: check the tuned cache, log one line, become CMD.
 
-Run as a script by an isolated interpreter (`python3 -IS`), so that PYTHON* variables, which are CMD's, do not change
-it. It never starts a child: CMD keeps our process id, so that signals, exit code and the role of PID 1 are CMD's own.
+Run by an isolated interpreter (`python3 -IS`), so that PYTHON* variables, which are CMD's, do not change it. It never
+starts a child: CMD keeps our process id, so that signals, exit code and the role of PID 1 are CMD's own.
 """
 
 # Importing pathlib takes longer than all that this module does.
-# ruff: noqa: PTH120, PTH123
+# ruff: noqa: PTH123
 from __future__ import annotations
 
 import os
 import signal
 import sys
 
-if not __package__:
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
-
 from pipeline.contract.exits import Exit
-from pipeline.contract.places import ENV_CACHE_DIR, ENV_WORKSPACE
-from pipeline.start.check import ENV_FILE, ENV_REQUIRE, Found, check
+from pipeline.contract.places import ENV_CACHE_DIR, ENV_FILE, ENV_REQUIRE, ENV_WORKSPACE
+from pipeline.start.check import Found, check
 from pipeline.start.workspace import workspace
 
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126  # what a shell answers
@@ -44,19 +41,13 @@ def command_environment() -> dict[str, str]:
     return environment
 
 
-def prepare(environment: dict[str, str], command: list[str]) -> Found | None:
+def prepare(environment: dict[str, str]) -> Found | None:
     """Check, print the line, and put into `environment` what CMD needs. None where the check itself failed."""
     environment.pop(ENV_FILE, None)
     try:
         found = check(environment)
         base, remark = workspace(environment)
-        if found.chosen is not None and "layout" in found.chosen.options:
-            from pipeline.start.offer import offer
-
-            missed, said = offer(found.chosen, environment, command)
-            found.miss(missed)
-            remark = "; ".join(filter(None, (remark, said)))
-    except Exception as error:  # noqa: BLE001 - a bug of ours must not keep a server from starting
+    except Exception as error:  # noqa: BLE001 - an internal error must not keep a server from starting
         say(f"tuned cache: not used: the check failed: {error!r}")
         return None
     if base:
@@ -91,7 +82,7 @@ def main(command: list[str]) -> int:
         say("hint: pipeline-run CMD…, for example `pipeline-run python3 serve.py`")
         return int(Exit.USAGE)
     environment = command_environment()
-    found = prepare(environment, command)
+    found = prepare(environment)
     if environment.get(ENV_REQUIRE, "") not in ("", "0") and (found is None or found.chosen is None):
         say(f"error: {ENV_REQUIRE} is set and no tuned cache fits: {found.why if found else 'the check failed'}")
         say("hint: run on the GPU the image was tuned for, bake a cache for this one, or unset the variable")

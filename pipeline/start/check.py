@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from pipeline.cache.pick import Baked, Half, choose, keys_below, read_baked
 from pipeline.contract.places import CACHE_ROOT, ENV_CACHE_DIR, ENV_KEY
 
-ENV_REQUIRE = "PIPELINE_REQUIRE_TUNED"  # 1: end with 7 before CMD starts when no tuned cache fits
-ENV_FILE = "PIPELINE_TUNED_CACHE"  # exported: the path of the chosen FlashInfer file
-
 
 class Found:
     """The outcome of a check. `chosen` is None where nothing fits, and then `why` says so in one line."""
@@ -26,11 +23,6 @@ class Found:
         self.why = why
         self.seconds = seconds
         self.nvml_seconds = nvml_seconds
-
-    def miss(self, why: str) -> None:
-        """Take back the choice where `why` says that the engine would not find it."""
-        if why:
-            self.chosen, self.why = None, why
 
     def line(self) -> str:
         """The one line that a start prints, without control characters, whatever a manifest holds."""
@@ -73,19 +65,11 @@ def here_half(baked: list[Baked], environment: Mapping[str, str]) -> tuple[Half,
 
 def read_cpu() -> dict[str, str]:
     """This processor's facts as the tuner records them; without what cannot be read."""
-    import re
-    from hashlib import sha256
+    from pipeline.contract.processor import CPUINFO, parse_cpuinfo
 
     try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as stream:
-            text = stream.read(64 * 1024).partition("\n\n")[0]
+        with open(CPUINFO, encoding="utf-8", errors="replace") as stream:
+            text = stream.read(64 * 1024)
     except OSError:
         return {}
-    first = dict(re.findall(r"^([^\t:]+?)\s*:\s*(.*)$", text, re.MULTILINE))
-    arm = [f"{name} {first[name]}" for name in ("CPU implementer", "CPU part", "CPU variant") if name in first]
-    flags = " ".join(sorted(set((first.get("flags") or first.get("Features") or "").split())))
-    return {
-        "model": first.get("model name", ", ".join(arm)),
-        "flags": sha256(flags.encode()).hexdigest(),
-        "threads": str(len(os.sched_getaffinity(0))),
-    }
+    return {**parse_cpuinfo(text), "threads": str(len(os.sched_getaffinity(0)))}

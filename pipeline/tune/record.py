@@ -19,6 +19,7 @@ from pipeline import log
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.exits import Exit
+from pipeline.contract.processor import CPUINFO, parse_cpuinfo
 from pipeline.contract.record import Host, Record, RecordInvalid
 
 _PACKAGES = ("torch", "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "apache-tvm-ffi",
@@ -51,19 +52,12 @@ def cpu_facts() -> dict[str, str]:
     """Model, sha256 of the sorted flags, and how many processors one rank may use."""
     from .ops.cpu_mm import cpu_threads
 
-    model, flags = _cpuinfo(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
+    found = parse_cpuinfo(Path(CPUINFO).read_text(encoding="utf-8", errors="replace"))
     return {
-        "model": model or platform.processor() or platform.machine(),
-        "flags": sha256_bytes(" ".join(sorted(flags)).encode()),
+        "model": found.get("model") or platform.processor() or platform.machine(),
+        "flags": found.get("flags") or sha256_bytes(b""),
         "threads": str(cpu_threads()),
     }
-
-
-def _cpuinfo(text: str) -> tuple[str, set[str]]:
-    """Model and flags of the first processor; Arm has numbers in place of a name."""
-    first = dict(re.findall(r"^([^\t:]+?)\s*:\s*(.*)$", text.partition("\n\n")[0], re.MULTILINE))
-    parts = [f"{name} {first[name]}" for name in ("CPU implementer", "CPU part", "CPU variant") if name in first]
-    return first.get("model name", ", ".join(parts)), set((first.get("flags") or first.get("Features") or "").split())
 
 
 def _visible_gpus() -> tuple[str, ...]:

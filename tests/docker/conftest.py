@@ -114,7 +114,7 @@ def stored_root() -> Any:
     from pipeline.contract.digest import sha256_file
 
     def find(home: Path, built: dict[str, Any]) -> Path:
-        for root in (home / "tuned-image-pipeline" / "tuned").glob("*/root"):
+        for root in (home / "tuned-image-pipeline" / "warm-ups").glob("*/root/opt/flashinfer_autotune_cache"):
             manifest = root / built["key"] / "manifest.json"
             if manifest.is_file() and sha256_file(manifest) == built["verdict"]["manifest_sha256"]:
                 return root

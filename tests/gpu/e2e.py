@@ -123,8 +123,9 @@ class Host:
     """What the steps share: the engine, its GPUs, the words of every `pipeline build`."""
 
     def __init__(self, record: Record, base: str, model: str, repeats: int) -> None:
-        from pipeline.daemon import connect, ensure
         from pipeline.image.facts import probe
+
+        from pipeline.daemon import connect, ensure
         from pipeline.image.gpus import offered
 
         self.record, self.model, self.repeats = record, model, repeats

@@ -17,9 +17,10 @@ import cache_samples
 from release_registries import command
 
 from pipeline.contract.digest import sha256_bytes, sha256_file
+from pipeline.contract.identity import image_identity
 from pipeline.contract.places import CACHE_ROOT, MANIFEST_FILE
 from pipeline.contract.verdict import Verdict
-from pipeline.image.labels import KEY, PREFIX
+from pipeline.image.names import KEY, PREFIX
 from pipeline.registry.client import Registry
 from pipeline.registry.descriptors import INDEX, MANIFEST, Descriptor
 from pipeline.registry.reference import Reference
@@ -74,7 +75,8 @@ class SampleImage:
         config = {"architecture": self.platform, "os": "linux", "config": {"Labels": self.labels},
                   "rootfs": {"type": "layers", "diff_ids": diff_ids}}  # fmt: skip
         self.config = json.dumps(config).encode()
-        self.verdict = Verdict(self.config_digest, diff_ids[-1], sha, made.key, "A CPU", "replay", "pass", {"keys": 1})
+        identity = image_identity(diff_ids, {"Labels": self.labels})
+        self.verdict = Verdict(identity, diff_ids[-1], sha, made.key, "A CPU", "replay", "pass", {"keys": 1})
         self.wheels, self.log = self.folder / "wheels", self.folder / "log"
 
     @property

@@ -94,7 +94,7 @@ def test_everything_that_is_missing_is_said_at_once(plain, keys, pipeline, tmp_p
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"config_digest": "sha256:" + "0" * 64}, "is of config"),
+        ({"identity": "sha256:" + "0" * 64}, "is of image"),
         ({"cache_diff_id": "sha256:" + "0" * 64}, "is of the cache layer"),
         ({"manifest_sha256": "0" * 64}, "other manifests"),
         ({"level": "static"}, "not replayed: 0.6"),
@@ -201,7 +201,7 @@ def test_what_an_attacker_pushes_is_an_answer_and_no_traceback(kind, plain, tmp_
         contents += [b"", b"\xff", b"[" * 100_000, DEEP, b"9" * 10_000, b'{"schema": NaN}', b'"text"', b"null"]
         made = {"verdict": (media.VERDICT, media.VERDICT_JSON), "sbom": (media.CYCLONEDX,) * 2,
                 "autotune": (media.AUTOTUNE, "application/json")}[kind]  # fmt: skip
-        bound = ("key", "result", "level", "config_digest", "cache_diff_id", "manifest_sha256")
+        bound = ("key", "result", "level", "identity", "cache_diff_id", "manifest_sha256")
         for content in contents:
             registry.attachment = attachments.Attachment(*made, content, "hostile")
             found = states(examine(registry, name))

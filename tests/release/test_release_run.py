@@ -227,7 +227,7 @@ def test_nothing_is_published_without_a_replay_verdict(house, registry, tmp_path
     assert "no replay verdict" in refused.summary().rows[0].why and refused.summary().code == Exit.PUBLISH
     given = tmp_path / "verdicts" / "gpu-host.json"
     given.parent.mkdir()
-    given.write_text(json.dumps(replace(whole, config_digest="sha256:" + "0" * 64).to_json()))
+    given.write_text(json.dumps(replace(whole, identity="sha256:" + "0" * 64).to_json()))
     house.release(cell, verdicts=(given.parent,)).run([])
     assert registry.resolve(house.place.repository, "a-tp2-" + whole.key.rpartition("/")[2][:8]) is None
     given.write_text(json.dumps(whole.to_json()))

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.image.devicerun import with_devices
-from pipeline.image.wrap import Runs, finished_dockerfile
+from pipeline.image.dockerfile import Layer, Runs, finished, with_devices
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(path.name for path in (ROOT / "docker").glob("Dockerfile*"))
@@ -29,7 +28,17 @@ def hadolint(text: bytes, *words: str) -> str:
 def test_hadolint_has_nothing_to_say(name: str) -> None:
     text = (ROOT / "docker" / name).read_bytes()
     assert hadolint(text) == ""
-    assert hadolint(finished_dockerfile(text, Runs("1000:5", ("serve",), ("a",)), keys=3)) == ""
+    assert (
+        hadolint(
+            finished(
+                text,
+                [Layer("cache-0", "/a"), Layer("cache-1", "/b/c", linked=False)],
+                {"A": "b$c d"},
+                Runs("1000:5", ("serve",), ("a",)),
+            )
+        )
+        == ""
+    )
     # hadolint 2.15 does not know `--device` and takes the next flag for a command.
     assert hadolint(with_devices(text, ("nvidia.com/gpu=all",)), "--ignore", "SC2215") == ""
 
@@ -46,8 +55,8 @@ def test_the_cuda_image_s_compilers_stay_in_the_stage_that_tunes() -> None:
     text = (ROOT / "docker" / "Dockerfile.cuda").read_text()
     stages = dict(part.split(" AS ", 1)[::-1] for part in text.split("\nFROM ")[1:])
     origin = {body.split("\n", 1)[0]: base for body, base in stages.items()}
-    assert origin["final"] == "jit"
-    assert origin["jit"] == "runtime"
-    assert origin["tuner"] == "toolchain"
+    assert origin["final"] == "runtime"
+    assert origin["tuner"] == "bare"
+    assert origin["bare"] == "toolchain"
     bodies = {body.split("\n", 1)[0]: body for body in stages}
     assert [name for name, body in bodies.items() if "from=compiler," in body] == ["toolchain"]

@@ -6,21 +6,15 @@ import io
 import json
 import tarfile
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import cache_samples as samples
 import pytest
 
-from pipeline.cache.tree import walk
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.manifest import Manifest, Module
 from pipeline.contract.record import Record
-from pipeline.image.halves import differing
-from pipeline.image.imagelayout import LayoutOther, check_layout
-from pipeline.image.labels import CURRENT_LAYOUT, KEY, LAYOUT
-from pipeline.image.modulecheck import module_findings
-from pipeline.image.provenance import stamp
+from pipeline.image.replay import _module_findings, differing
 from pipeline.tune.record import differences
 
 H200 = "NVIDIA H200"
@@ -62,7 +56,7 @@ class Engine:
 
 def found(files: dict[str, list[bytes]], modules: tuple[Module, ...], baked: list[str]) -> list[str]:
     made = samples.manifest(H200, modules=modules)[0]
-    return list(module_findings(Engine(files), "image", [made, made], baked))  # type: ignore[arg-type]
+    return list(_module_findings(Engine(files), "image", [made, made], baked))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -124,44 +118,9 @@ def test_a_replay_names_the_libraries_too() -> None:
     ]
 
 
-def test_provenance_is_written_once_and_changes_neither_key_nor_soundness(tmp_path: Any) -> None:
-    path = samples.write(tmp_path, H200)
-    before = walk(tmp_path).keys[0]
-    stamp(walk(tmp_path), {"base_image": "debian:12", "versions_json": "0" * 64})
-    after = walk(tmp_path).keys[0]
-    assert after.manifest is not None and before.manifest is not None
-    assert after.manifest.provenance == {"base_image": "debian:12", "versions_json": "0" * 64}
-    assert after.key == before.key and after.findings == ()
-    assert replace(after.manifest, provenance={}) == before.manifest
-    once = (path / "manifest.json").read_bytes()
-    stamp(walk(tmp_path), {"base_image": "debian:12", "versions_json": "0" * 64})
-    assert (path / "manifest.json").read_bytes() == once
-
-
 def test_an_older_record_and_module_are_read_without_their_new_fields() -> None:
     made = samples.manifest(H200, modules=(GEMM,))[0].to_json()
     del made["record"]["libraries"], made["modules"][0]["path"]
     read = Manifest.from_json(json.loads(json.dumps(made)))
     assert read.record.libraries == {} and read.modules[0].path == ""
     assert Record.from_json(made["record"]).image_half() == samples.record(H200).image_half()
-
-
-@pytest.mark.parametrize(
-    ("labels", "said"),
-    [
-        ({}, ""),  # holds no key of ours
-        ({KEY: "a", LAYOUT: str(CURRENT_LAYOUT)}, ""),
-        ({KEY: "a"}, "image layout 1, which an older version"),
-        ({KEY: "a", LAYOUT: "99"}, "image layout 99, which a newer version"),
-        ({KEY: "a", LAYOUT: "\x1b[31m"}, "image layout \\x1b[31m, which an older version"),
-    ],
-)
-def test_an_image_of_another_layout_is_told_with_both_numbers(labels: dict[str, str], said: str) -> None:
-    client = SimpleNamespace(images=SimpleNamespace(get=lambda _name: SimpleNamespace(labels=labels)))
-    if not said:
-        check_layout(client, "a:b")
-        return
-    with pytest.raises(LayoutOther) as caught:
-        check_layout(client, "a:b")
-    assert said in caught.value.message and f"layout {CURRENT_LAYOUT}" in caught.value.message
-    assert caught.value.exit_code == 7 and "build it again" in caught.value.hint

@@ -1,82 +1,101 @@
-"""The parts of the image room that need no engine."""
+"""The parts of the image room that need no engine: names, contexts, the store, imported caches, errors of a build."""
 
 from __future__ import annotations
 
-import hashlib
-import io
+import errno
 import json
 import os
 import re
 import shutil
-import tarfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import cache_samples as samples
 import pytest
 
-from pipeline.contract.errors import BuildError, PipelineError
-from pipeline.contract.places import CACHE_ROOT
-from pipeline.contract.plan import Layout, OpPlan, Plan
-from pipeline.contract.verdict import Verdict
-from pipeline.image import contexts, store
-from pipeline.image.buildkit import Builder, SnapshotLost, Stage, StageFailed
-from pipeline.image.contain import Sandbox
-from pipeline.image.device import DeviceUnknown, processor
-from pipeline.image.facts import BaseFacts
-from pipeline.image.naming import default_name
-from pipeline.image.needed import needed
-from pipeline.image.pinned import pin_contexts
-from pipeline.image.report import show_changed
-from pipeline.image.retune import Changed
-from pipeline.image.saved import ExportUnreadable, read_saved
-from pipeline.image.settings import ImageNameInvalid, PreviousMissing, check_image_name, check_previous
-from pipeline.image.tuning import TuningFailed, _raise_failure
-from pipeline.image.wrap import COMMAND, Runs
+from pipeline.cache.otherkeys import other_keys
+from pipeline.cache.store import check_root
+from pipeline.contract.errors import BuildError, CacheRefused, DockerError, PipelineError, UsageError
+from pipeline.contract.identity import image_identity
+from pipeline.contract.places import CACHE_FILE, CACHE_ROOT
+from pipeline.image import buildx, clean, session, store, wheels
+from pipeline.image.buildx import Build, SnapshotLost, build, command
+from pipeline.image.caches import collect, copy_below
+from pipeline.image.containers import ContainerSpec
+from pipeline.image.contexts import Destination, Staging, settle, stage_layer, tree_digest
+from pipeline.image.dockerfile import ENTRY, Layer, Runs, finished, pin_contexts
+from pipeline.image.names import check_image_name, check_reference, usual_name
+from pipeline.image.probe import BaseFacts
+from pipeline.image.producer import CacheDir, WarmUp
+from pipeline.image.session import Session, is_gone, log_file
+from pipeline.image.tuner import _raise_failure
+from pipeline.run import ProcessFailed
 
-OP = OpPlan("qkv", "cpu_mm", {"n": 8, "k": 4}, {"a": "float32", "b": "float32", "out": "float32"}, (1, 2))
-PLAN = Plan("tiny", "cpu", "cpu-x86_64", "0.6.16.post3", Layout(tp=2), (OP,))
-
-
-def test_platform_tags_run_from_the_base_s_glibc_downwards() -> None:
-    tags = BaseFacts("id", "3.11", "x86_64", (2, 36)).platforms()
-    assert tags[0] == "manylinux_2_36_x86_64"
-    assert "manylinux_2_28_x86_64" in tags
-    assert "manylinux_2_17_x86_64" in tags
-    assert "manylinux_2_37_x86_64" not in tags
+H200 = "NVIDIA H200"
+KEY = f"{CACHE_ROOT}/0.6.16/cpu-x86_64/{'a' * 64}"
 
 
-def tree_digest(root: Path) -> str:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for path in sorted(root.rglob("*")):
-            info = tar.gettarinfo(str(path), str(path.relative_to(root)))
-            info.uid = info.gid = 0
-            info.uname = info.gname = ""
-            tar.addfile(info, io.BytesIO(path.read_bytes()) if path.is_file() else None)
-    return hashlib.sha256(buffer.getvalue()).hexdigest()
+def a_session(home: Path, *, answers: bool = True) -> Session:
+    (home / "contexts").mkdir(parents=True, exist_ok=True)
+
+    def ping() -> bool:
+        if not answers:
+            raise ConnectionError
+        return True
+
+    from pipeline.daemon import engine_from
+
+    info = {"ServerVersion": "28.5.2", "OSType": "linux", "Architecture": "x86_64"}
+    client: Any = SimpleNamespace(ping=ping)
+    return Session(engine_from("unix:///x", "DOCKER_HOST", info, "1.51"), client, home, home / "log")
 
 
-class Copied:
-    def __init__(self, tree: Path) -> None:
-        self.tree = tree
+def cache_tree(root: Path, *, mode: int = 0o644, when: int = 0, text: str = "{}") -> Path:
+    place = root / KEY.lstrip("/")
+    place.mkdir(parents=True)
+    (place / CACHE_FILE).write_text(text)
+    (place / CACHE_FILE).chmod(mode)
+    os.utime(place / CACHE_FILE, (when, when))
+    return root
 
-    def copy_below(self, root: Path) -> None:
-        shutil.copytree(self.tree, root)
+
+def listed(root: Path) -> list[tuple[str, int, int]]:
+    return sorted((str(p.relative_to(root)), p.stat().st_mode, p.stat().st_mtime_ns) for p in root.rglob("*"))
 
 
-def test_a_staged_cache_is_the_same_whenever_it_is_staged(tmp_path: Path) -> None:
-    digests = []
-    for turn in range(2):
-        tree = tmp_path / f"tree{turn}"
-        key = tree / "0.6.16" / "cpu-x86_64" / ("a" * 64)
-        key.mkdir(parents=True, mode=0o700 if turn else 0o755)
-        (key / "autotune_configs.json").write_text("{}")
-        (key / "autotune_configs.json").chmod(0o600 if turn else 0o644)
-        os.utime(key / "autotune_configs.json", (turn * 1000, turn * 1000))
-        digests.append(tree_digest(contexts.stage_key(Copied(tree), tmp_path / f"context{turn}")))
-    assert digests[0] == digests[1]
-    assert (tmp_path / "context0" / CACHE_ROOT.lstrip("/") / "0.6.16").is_dir()
+def test_the_same_cache_gives_the_same_context_whenever_and_by_whom_it_was_made(tmp_path: Path) -> None:
+    found = []
+    for turn, (mode, when) in enumerate([(0o600, 1000), (0o644, 2000)]):
+        tree = cache_tree(tmp_path / f"tree{turn}", mode=mode, when=when)
+        place = tmp_path / f"context{turn}"
+        found.append(listed(stage_layer(tree, KEY, Destination(KEY), place, keep_times=False, writable=False)))
+    assert found[0] == found[1]
+    assert all(time % 1_000_000_000 == 0 for _, _, time in found[0])
+
+
+def test_a_layer_goes_where_the_base_has_its_folder_and_keeps_the_modes_of_the_folders_above(tmp_path: Path) -> None:
+    real = KEY.replace("/opt/", "/data/opt/")
+    where = Destination(real, (("/data", 0o1770, 0, 0), ("/data/opt", 0o2775, 0, 50)))
+    place = stage_layer(
+        cache_tree(tmp_path / "tree"), KEY, where, tmp_path / "context", keep_times=False, writable=True
+    )
+    assert (place / "data").stat().st_mode & 0o7777 == 0o1770
+    assert (place / "data/opt").stat().st_mode & 0o7777 == 0o2775
+    assert (place / real.lstrip("/")).stat().st_mode & 0o7777 == 0o777
+    assert (place / real.lstrip("/")).parent.stat().st_mode & 0o7777 == 0o755
+    assert (place / real.lstrip("/") / CACHE_FILE).stat().st_mode & 0o777 == 0o666
+    assert not where.linked, "a linked layer would make another owner's folder root's"
+    assert Layer("c", real, linked=False).line() == f"COPY --from=c {real} {real}"
+    assert Destination(KEY, (("/opt", 0o1770, 0, 0),)).linked
+
+
+def test_times_that_a_reader_compares_are_kept(tmp_path: Path) -> None:
+    tree = cache_tree(tmp_path / "tree", when=1234)
+    place = stage_layer(tree, KEY, Destination(KEY), tmp_path / "context", keep_times=True, writable=False)
+    assert (place / KEY.lstrip("/") / CACHE_FILE).stat().st_mtime == 1234
 
 
 def test_files_of_one_size_and_different_content_get_different_times(tmp_path: Path) -> None:
@@ -86,158 +105,65 @@ def test_files_of_one_size_and_different_content_get_different_times(tmp_path: P
         place = tmp_path / str(len(times))
         place.mkdir()
         (place / "f").write_text(content)
-        times.append((contexts.settle(place) / "f").stat().st_mtime_ns)
+        times.append((settle(place) / "f").stat().st_mtime_ns)
     assert times[0] == times[2] != times[1]
-    assert times[0] % 1_000_000_000 == 0
 
 
 def test_a_context_has_a_name_for_each_content_and_the_dockerfile_says_so(tmp_path: Path) -> None:
-    text = b"COPY --link --from=tuned / /\nRUN --mount=type=bind,from=wheels,target=/w x\nCOPY --from=tuning /out/ /\n"
-    places = {"tuned": tmp_path / "a", "wheels": tmp_path / "b"}
+    text = b"COPY --link --from=plan / /\nRUN --mount=type=bind,from=wheels,target=/w x\nCOPY --from=tuning /out/ /\n"
+    places = {"plan": tmp_path / "a", "wheels": tmp_path / "b", "unused": tmp_path / "c"}
     for place in places.values():
         place.mkdir()
         (place / "f").write_text("1")
-        contexts.settle(place)
+        settle(place)
     pinned, named = pin_contexts(text, places)
-    assert pin_contexts(text, places) == (pinned, named)
     assert re.fullmatch(
-        rb"COPY --link --from=tuned-[0-9a-f]{12} / /\nRUN --mount=type=bind,from=wheels-[0-9a-f]{12},target=/w x\n"
+        rb"COPY --link --from=plan-[0-9a-f]{12} / /\nRUN --mount=type=bind,from=wheels-[0-9a-f]{12},target=/w x\n"
         rb"COPY --from=tuning /out/ /\n",
         pinned,
     )
-    assert set(named.values()) == set(places.values())
-    (places["tuned"] / "f").write_text("2")
-    contexts.settle(places["tuned"])
-    assert set(pin_contexts(text, places)[1]) != set(named)
+    assert set(named.values()) == {places["plan"], places["wheels"]}
+    (places["plan"] / "f").write_text("2")
+    settle(places["plan"])
+    assert pin_contexts(text, places)[0] != pinned
 
 
-def test_a_target_is_built_from_the_stages_that_it_needs_and_no_comments() -> None:
-    text = b"""# syntax=docker/dockerfile:1
-# about all
-ARG BASE_IMAGE=x
-FROM ${BASE_IMAGE} AS base
-# about the step
-RUN --mount=type=bind,from=tools,target=/t <<EOF
-# a line of the script
-FROM nothing
-EOF
-FROM scratch AS tools
-COPY a \\
-    # inside
-    b
-FROM base AS unused
-COPY --from=given-123 / /
-FROM base AS final
-COPY --link --from=given-456 / /
-USER root
-"""
-    assert needed(text, "final") == (
-        b"# syntax=docker/dockerfile:1\nARG BASE_IMAGE=x\nFROM ${BASE_IMAGE} AS base\n"
-        b"RUN --mount=type=bind,from=tools,target=/t <<EOF\n# a line of the script\nFROM nothing\nEOF\n"
-        b"FROM scratch AS tools\nCOPY a \\\n    # inside\n    b\n"
-        b"FROM base AS final\nCOPY --link --from=given-456 / /\nUSER root\n"
-    )
-    assert needed(text, "nowhere") == text
-    for name in ("Dockerfile", "Dockerfile.cuda", "Dockerfile.overlay"):
-        whole = (Path(__file__).parents[2] / "docker" / name).read_bytes()
-        assert b"AS tuning" in needed(whole, "tuned")
-        assert b"AS tuning" not in needed(whole.replace(b"from=tuned ", b"from=tuned-1 "), "final")
-
-
-def test_the_staged_code_is_what_the_image_needs_and_no_more(tmp_path: Path) -> None:
-    package = Path(contexts.__file__).resolve().parents[1]
-    code = contexts.stage_code(package, tmp_path / "code")
-    code = code / "opt" / "pipeline"
-    names = {p.relative_to(code).parts[1] for p in code.rglob("*.py")}
-    assert names == {*contexts.SHIPPED_MODULES, *contexts.SHIPPED_ROOMS}
-    assert (code / "bin" / "pipeline-run").read_bytes().startswith(b"#!")
+def test_the_image_gets_what_a_start_needs_and_nobody_can_import_it(tmp_path: Path) -> None:
+    staged = Staging(tmp_path)
+    code = staged.code(Destination("/opt/pipeline")) / "opt" / "pipeline"
+    assert {p.name for p in (code / "lib" / "pipeline").iterdir()} == {
+        "__init__.py", "contract", "flashinfer", "cache", "start",
+    }  # fmt: skip
+    assert [p.name for p in code.iterdir()] == ["lib", "bin"] or {p.name for p in code.iterdir()} == {"lib", "bin"}
     assert os.access(code / "bin" / "pipeline-run", os.X_OK)
-    assert not list(code.rglob("__pycache__"))
+    tools = staged.tuner({"plan.json": b"{}"})
+    assert {p.name for p in tools.iterdir()} == {"run.py", "pipeline", "plan.json"}
+    assert not list(tmp_path.rglob("__pycache__"))
 
 
-def test_the_store_gives_back_what_was_kept_and_nothing_damaged(tmp_path: Path) -> None:
-    inputs = store.Inputs("plan", "tuner", {"model": "x"}, {"timeout": 300})
-    assert store.take(tmp_path, inputs) is None
-    root = tmp_path / "root"
-    (root / "v").mkdir(parents=True)
-    (root / "v" / "f").write_text("1")
-    kept = store.keep(tmp_path, inputs, root, 1.5)
-    assert (kept.root / "v" / "f").read_text() == "1"
-    found = store.take(tmp_path, inputs)
-    assert found is not None
-    assert found.reused
-    assert found.seconds == 1.5
-    assert store.take(tmp_path, replace(inputs, device={"model": "y"})) is None
-    assert store.take(tmp_path, replace(inputs, previous="z")) is None
-    (root / "v").mkdir(parents=True)
-    (root / "v" / "f").write_text("2")
-    assert (store.keep(tmp_path, inputs, root, 2.0).root / "v" / "f").read_text() == "2"
-    (tmp_path / "tuned" / inputs.digest / "outcome.json").write_text("{")
-    assert store.take(tmp_path, inputs) is None
+@pytest.mark.parametrize(
+    ("runs", "text"),
+    [
+        (Runs("", (), ("/bin/bash",)), 'USER root\nENTRYPOINT ["{c}"]\nCMD ["/bin/bash"]'),
+        (Runs("1000:5", ("serve", "$X"), ()), 'USER 1000:5\nENTRYPOINT ["{c}", "serve", "$X"]'),
+        (Runs("", (), ()), 'USER root\nENTRYPOINT ["{c}"]\nCMD ["/bin/sh"]'),
+        (Runs("", (ENTRY, "serve"), ("a",)), 'USER root\nENTRYPOINT ["{c}", "serve"]\nCMD ["a"]'),
+    ],
+)
+def test_what_the_base_runs_is_wrapped_once_and_kept(runs: Runs, text: str) -> None:
+    assert runs.wrapped() == text.replace("{c}", ENTRY)
 
 
-def test_a_build_s_command_line_is_the_same_every_time(tmp_path: Path) -> None:
-    place = tmp_path / "context"
-    place.mkdir()
-    builder = Builder({}, b"FROM a\n", tmp_path, tmp_path, tmp_path / "log")
-    one = Stage("final", {"b": place, "a": place}, {"Y": "2", "X": "1"}, {"m": "1", "l": "2"})
-    two = Stage("final", {"a": place, "b": place}, {"X": "1", "Y": "2"}, {"l": "2", "m": "1"})
-    assert builder.command(one) == builder.command(two)
-    assert "--network=none" in builder.command(one)
-    assert "--provenance=false" in builder.command(one)
+def test_the_caches_are_found_without_the_entry_point_through_static_variables() -> None:
+    made = finished(b"FROM a AS final", [Layer("cache-0", "/x")], {"A": 'b "c" $d'}, Runs("", (), ()))
+    assert made.startswith(b'FROM a AS final\nCOPY --link --from=cache-0 / /\nENV A="b \\"c\\" \\$d"\nUSER root\n')
 
 
-def test_a_failed_stage_says_the_builder_s_own_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = tmp_path / "bin"
-    fake.mkdir()
-    (fake / "docker").write_text(
-        "#!/bin/sh\necho '#7 0.312 assert failed: no torch'\necho 'ERROR: process did not complete'\nexit 1\n"
-    )
-    (fake / "docker").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{fake}:{os.environ['PATH']}")
-    with pytest.raises(StageFailed, match="stage runtime did not build: assert failed: no torch") as caught:
-        Builder({}, b"FROM a\n", tmp_path, tmp_path, tmp_path / "log").build(Stage("runtime", {}))
-    assert isinstance(caught.value, BuildError)
-    assert any("no torch" in line for line in caught.value.details)
-
-
-def test_a_snapshot_that_buildkit_lost_is_gone_round_for_files_and_told_for_an_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """BuildKit's words are those of Engine 26.1.5 with the containerd store."""
-    fake = tmp_path / "bin"
-    fake.mkdir()
-    (fake / "docker").write_text(
-        '#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" != --file ] || file=$2; shift; done\n'
-        'grep -q "COPY --link" "$file" || exit 0\n'
-        "echo '#16 ERROR: failed to apply diffs: 1 error occurred:'\n"
-        "echo '\t* failed to stat lower snapshot o4vf: snapshot o4vf does not exist: not found'\nexit 1\n"
-    )
-    (fake / "docker").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{fake}:{os.environ['PATH']}")
-    builder = Builder({}, b"FROM a\nCOPY --link --from=b / /\n", tmp_path, tmp_path, tmp_path / "log")
-    builder.build(Stage("tuned", {}, output=tmp_path / "out"))
-    assert "plain copies" in capsys.readouterr().err
-    with pytest.raises(SnapshotLost, match="lost a snapshot of the base") as caught:
-        builder.build(Stage("final", {}))
-    assert int(caught.value.exit_code) == 5 and "docker buildx prune" in caught.value.hint
-
-
-def test_a_failure_in_the_stage_comes_back_with_each_rank_s_last_step(tmp_path: Path) -> None:
-    path = tmp_path / "failure.json"
-    _raise_failure(path, tmp_path / "log")  # none: nothing is raised
-    told = {"exit_code": 6, "message": "rank 1 stopped", "hint": "h", "details": [],
-            "ranks": [{"rank": 1, "step": "tune qkv", "stack": "File a\nFile b"}]}  # fmt: skip
-    path.write_text(json.dumps(told))
-    with pytest.raises(TuningFailed, match="rank 1 stopped") as caught:
-        _raise_failure(path, tmp_path / "log")
-    assert caught.value.details[0] == "rank 1: last step tune qkv"
-    assert int(caught.value.exit_code) == 6
-    for code in (2, 7):
-        path.write_text(json.dumps({**told, "exit_code": code}))
-        with pytest.raises(PipelineError) as other:
-            _raise_failure(path, tmp_path / "log")
-        assert int(other.value.exit_code) == code
+def test_no_container_has_a_network_or_a_capability() -> None:
+    for spec in (ContainerSpec(), ContainerSpec(user="1:1", read_only=True, files={"/x": b""})):
+        chosen = spec.options()
+        assert chosen["network_mode"] == "none" and chosen["cap_drop"] == ["ALL"]
+        assert chosen["security_opt"] == ["no-new-privileges"] and "pid_mode" not in chosen
 
 
 @pytest.mark.parametrize(
@@ -248,123 +174,249 @@ def test_a_failure_in_the_stage_comes_back_with_each_rank_s_last_step(tmp_path: 
         ("Ünï Ø..a.-b", "x" * 90, "tuned/n-a-b:tp2-" + "x" * 60 + "-fi0.6.16.post3-abcdefab"),
     ],
 )
-def test_default_names_are_valid_image_names(model: str, device: str, name: str) -> None:
-    made = default_name(model, 2, device, "0.6.16.post3", "abcdefab" * 8)
+def test_usual_names_are_valid_image_names(model: str, device: str, name: str) -> None:
+    made = usual_name(model, 2, device, "fi0.6.16.post3", "abcdefab" * 8)
     assert made == name
     check_image_name(made)
 
 
 @pytest.mark.parametrize("name", ["Upper/case", "a b", "-x", "a:b:c d", "a//", "x:", "é"])
 def test_names_that_no_image_may_have_are_refused(name: str) -> None:
-    with pytest.raises(ImageNameInvalid):
-        check_image_name(name)
+    for check in (check_image_name, check_reference):
+        with pytest.raises(UsageError):
+            check(name)
 
 
-@pytest.mark.parametrize("name", ["", "a", "tuned/tiny:1", "registry.example:5000/a/b:c", "localhost:5000/x__y"])
+@pytest.mark.parametrize("name", ["a", "tuned/tiny:1", "registry.example:5000/a/b:c", "localhost:5000/x__y"])
 def test_names_that_an_image_may_have_pass(name: str) -> None:
     check_image_name(name)
+    check_reference(f"{name}@sha256:{'0' * 64}")
 
 
-def test_a_previous_cache_that_is_missing_is_refused(tmp_path: Path) -> None:
-    assert check_previous(None) is None
-    with pytest.raises(PreviousMissing):
-        check_previous(tmp_path / "none")
+def test_an_identity_is_of_layers_and_of_what_a_container_gets() -> None:
+    config = {"Env": ["A=b"], "Cmd": ["x"], "User": "", "Labels": None, "ArchitectureOfTheStore": "anything"}
+    one = image_identity(["sha256:1"], config)
+    assert one == image_identity(("sha256:1",), {"Env": ["A=b"], "Cmd": ["x"], "Labels": {}})
+    for changed in ({"Env": ["A=c"]}, {"Cmd": None}, {"User": "1"}, {"Labels": {"a": "b"}}, {"Entrypoint": ["e"]}):
+        assert image_identity(["sha256:1"], {**config, **changed}) != one
+    assert image_identity(["sha256:2"], config) != one
 
 
-def test_the_processor_is_read_from_cpuinfo() -> None:
-    text = "".join(f"processor\t: {n}\nmodel name\t: Some CPU\nflags\t\t: b a\n" for n in range(2))
-    told = processor(text)
-    assert told["model"] == "Some CPU"
-    assert told["count"] == 2
-    assert told["flags"] == hashlib.sha256(b"a b").hexdigest()
-    with pytest.raises(DeviceUnknown):
-        processor("nothing")
+def kept(home: Path, text: str = "{}", digest: str = "d") -> WarmUp:
+    with store.making(home) as work:
+        root = cache_tree(work / "made", text=text)
+        return store.keep(home, digest, WarmUp(root, (CacheDir("k", KEY, 2),), {"A": "b"}, (), 1.5), {"plan": 1}, work)
 
 
-def test_no_sandbox_has_a_network() -> None:
-    for sandbox in (Sandbox(), Sandbox(user="1:1", read_only=True)):
-        assert sandbox.options()["network_mode"] == "none"
-    assert Sandbox(read_only=True).options()["tmpfs"] == {"/tmp": "rw,mode=1777"}
+def test_the_store_gives_back_what_was_kept_and_nothing_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert store.find(tmp_path, "d") is None
+    made = kept(tmp_path)
+    assert store.find(tmp_path, "d") == made and made.seconds == 1.5 and made.environment == {"A": "b"}
+    assert store.find(tmp_path, "e") is None
+    again = kept(tmp_path, "[]")
+    assert (again.root / KEY.lstrip("/") / CACHE_FILE).read_text() == "[]"
+    assert [one.name for one in store.folder(tmp_path).iterdir()] == ["d"], "nothing half-made stays"
+    shutil.rmtree(again.root / "opt")
+    assert store.find(tmp_path, "d") is None
+    assert "damaged" in capsys.readouterr().err
+
+
+def test_two_runs_that_keep_the_same_at_one_time_both_end_well(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: kept(tmp_path), range(12)))
+    assert store.find(tmp_path, "d") is not None
+    assert [one.name for one in store.folder(tmp_path).iterdir()] == ["d"]
+
+
+@pytest.mark.parametrize("spoil", [lambda p: p.write_text(""), lambda p: p.symlink_to("/nowhere/at/all")])
+def test_a_store_that_takes_nothing_is_said_before_anything_is_warmed_up(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    spoil(store.folder(tmp_path))
+    with pytest.raises(UsageError, match="cannot be written to"), store.making(tmp_path):
+        pytest.fail("warmed up in vain")
+
+
+def test_a_full_store_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "move", full)
+    with pytest.raises(UsageError, match="No space left on device"):
+        kept(tmp_path)
+    assert not list(store.folder(tmp_path).iterdir())
+
+
+def fp8_key(bucket: int) -> str:
+    """As FlashInfer 0.6.16.post3 writes it on an H200."""
+    fp8 = "torch.float8_e4m3fn"
+    shapes = f"((1, {bucket}, 4096), (1, 4096, 6144), (), (), (1, -1, 6144), (-1,))"
+    return f"('fp8_gemm', 'CublasFp8GemmRunner', {shapes}, ({fp8}, {fp8}, torch.bfloat16))"
+
+
+def test_an_imported_cache_gets_the_second_keys_that_it_lacks_and_stays_as_it_is_where_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "entry_key", fp8_key)
+    made, _ = samples.manifest(H200)
+    ranks = tuple(replace(rank, entries=2 + rank.rank) for rank in made.ranks)
+    samples.write(tmp_path / "old", H200, owners={fp8_key(8): (1,)}, ranks=ranks)
+    before = tree_digest(tmp_path / "old")
+    (old,) = collect([tmp_path / "old"])
+    after = copy_below(old, tmp_path / "new")
+    assert tree_digest(tmp_path / "old") == before
+    tree, wrong = check_root(tmp_path / "new")
+    (stored,) = tree.keys
+    assert wrong == () and stored.file is not None and stored.manifest == after
+    for bucket in (1, 8, 64):
+        (other,) = other_keys(fp8_key(bucket))
+        assert stored.file.entries[other] == stored.file.entries[fp8_key(bucket)]
+    assert [rank.entries for rank in after.ranks] == [4, 6] and "written when it was baked" in after.notes[-1]
+    copy_below(stored, tmp_path / "again")
+    assert tree_digest(tmp_path / "again") == tree_digest(tmp_path / "new"), "nothing is left to complete"
+
+
+def test_unsound_caches_are_refused_with_every_reason(tmp_path: Path) -> None:
+    path = samples.write(tmp_path / "bad", H200)
+    (path / CACHE_FILE).write_text("{}")
+    with pytest.raises(CacheRefused, match="validation error") as caught:
+        collect([tmp_path / "bad"])
+    assert caught.value.details
+    with pytest.raises(UsageError, match="not a directory"):
+        collect([tmp_path / "none"])
+
+
+def test_a_failure_in_the_stage_comes_back_with_each_rank_s_last_step(tmp_path: Path) -> None:
+    path = tmp_path / "failure.json"
+    _raise_failure(path, "log")  # none: nothing is raised
+    value = {"message": "rank 1 stopped", "hint": "h", "details": [],
+             "ranks": [{"rank": 1, "step": "tune qkv", "stack": "File a\nFile b"}]}  # fmt: skip
+    for code in (2, 6, 7):
+        path.write_text(json.dumps({**value, "exit_code": code}))
+        with pytest.raises(PipelineError, match="rank 1 stopped") as caught:
+            _raise_failure(path, "log")
+        assert int(caught.value.exit_code) == code
+        assert caught.value.details[0] == "rank 1: last step tune qkv"
+
+
+def fake_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "docker").write_text(f"#!/bin/sh\n{script}")
+    (tmp_path / "bin" / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
 
 
 @pytest.mark.parametrize(
-    ("runs", "text"),
+    ("said", "answers", "error", "message"),
     [
-        (Runs("", (), ("/bin/bash",)), 'USER root\nENTRYPOINT ["{c}"]\nCMD ["/bin/bash"]\n'),
-        (Runs("1000:5", ("serve", "$X"), ()), 'USER 1000:5\nENTRYPOINT ["{c}", "serve", "$X"]\n'),
-        (Runs("", (), ()), 'USER root\nENTRYPOINT ["{c}"]\nCMD ["/bin/sh"]\n'),
-        (Runs("", (COMMAND, "serve"), ("a",)), 'USER root\nENTRYPOINT ["{c}", "serve"]\nCMD ["a"]\n'),
+        ("#7 0.312 assert failed: no torch", True, BuildError, "target runtime did not build: assert failed: no torch"),
+        ("ERROR: write /x: no space left on device", True, BuildError, "no space left"),
+        ("#7 0.312 importing torch", False, DockerError, "went away while target runtime was built"),
+        ("", True, BuildError, "no reason was printed"),
     ],
 )
-def test_what_the_base_runs_is_wrapped_once_and_kept(runs: Runs, text: str) -> None:
-    assert runs.wrapped() == text.replace("{c}", COMMAND)
+def test_a_build_that_fails_says_why(
+    said: str, answers: bool, error: type[PipelineError], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_docker(tmp_path, monkeypatch, f"echo '{said}'\nexit 1\n")
+    with pytest.raises(error, match=message) as caught:
+        build(a_session(tmp_path, answers=answers), Build(b"FROM a\n", "runtime", {}))
+    assert caught.value.log and caught.value.hint
 
 
-class FakeImage:
-    def __init__(self, members: dict[str, bytes]) -> None:
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as tar:
-            for name, data in members.items():
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-        self.data = buffer.getvalue()
-
-    def save(self, chunk_size: int) -> list[bytes]:
-        return [self.data[i : i + 777] for i in range(0, len(self.data), 777)]
-
-
-class FakeClient:
-    def __init__(self, members: dict[str, bytes]) -> None:
-        self.images = self
-        self.members = members
-
-    def get(self, _name: str) -> FakeImage:
-        return FakeImage(self.members)
+def test_a_snapshot_that_buildkit_lost_is_built_without_links_for_files_and_named_for_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """BuildKit's words are those of Engine 26.1.5 with the containerd store."""
+    fake_docker(
+        tmp_path,
+        monkeypatch,
+        'while [ $# -gt 0 ]; do [ "$1" != --file ] || file=$2; shift; done\n'
+        'grep -q "COPY --link" "$file" || exit 0\n'
+        "echo '#16 ERROR: failed to apply diffs: 1 error occurred:'\n"
+        "echo '\t* failed to stat lower snapshot o4vf: snapshot o4vf does not exist: not found'\nexit 1\n",
+    )
+    text, place = b"FROM a\nCOPY --link --from=b / /\n", a_session(tmp_path)
+    build(place, Build(text, "tuned", {}, output=tmp_path / "out"))
+    assert "plain copies" in capsys.readouterr().err
+    with pytest.raises(SnapshotLost, match="lost a snapshot of the base") as caught:
+        build(place, Build(text, "final", {}))
+    assert int(caught.value.exit_code) == 5 and "docker buildx prune" in caught.value.hint
 
 
-def layer(*names: str) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name in names:
-            info = tarfile.TarInfo(name)
-            info.size = 1
-            tar.addfile(info, io.BytesIO(b"x"))
-    return buffer.getvalue()
+def test_a_build_s_command_line_is_the_same_every_time_and_has_no_network(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    text = b"FROM a\nCOPY --from=a / /\nCOPY --from=b / /\n"
+    one = Build(text, "final", {"b": tmp_path / "c", "a": tmp_path / "c"}, {"Y": "2", "X": "1"}, {"m": "1", "l": "2"})
+    two = Build(text, "final", {"a": tmp_path / "c", "b": tmp_path / "c"}, {"X": "1", "Y": "2"}, {"l": "2", "m": "1"})
+    words = command(a_session(tmp_path), one)
+    assert words == command(a_session(tmp_path), two)
+    assert {"--network=none", "--provenance=false"} <= set(words)
 
 
-def test_an_export_gives_the_config_digest_and_the_last_layer_s_names() -> None:
-    last = layer("opt/a", "opt/b")
-    config = json.dumps({"rootfs": {"diff_ids": ["sha256:1", "sha256:" + hashlib.sha256(last).hexdigest()]}}).encode()
-    manifest = json.dumps([{"Config": "blobs/c", "Layers": ["blobs/1", "blobs/2"]}]).encode()
-    client: Any = FakeClient({"blobs/c": config, "blobs/2": last, "manifest.json": manifest})
-    saved = read_saved(client, "x")
-    assert saved.config_digest == "sha256:" + hashlib.sha256(config).hexdigest()
-    assert saved.last == (("opt/a", "opt/b"),)
-    forged: Any = FakeClient({"blobs/c": config, "blobs/2": layer("opt/c"), "manifest.json": manifest})
-    with pytest.raises(ExportUnreadable):
-        read_saved(forged, "x")
-    empty: Any = FakeClient({"a": b""})
-    with pytest.raises(ExportUnreadable):
-        read_saved(empty, "x")
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "no space left"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "has another wheel than"),
+        ("ERROR: No matching distribution found for torch==2.13.0+cpu", "lacks a wheel .*torch==2.13.0"),
+        ("ERROR: SSLError(certificate verify failed)", "could not fetch"),
+    ],
+)
+def test_pip_s_failures_are_told_apart(line: str, message: str) -> None:
+    error = wheels._failed(Path("image-cpu.txt"), ProcessFailed(["pip"], 1, [line]), "log")
+    assert re.search(message, error.message) and error.hint
+    assert ("proxy" in error.hint) == ("SSL" in line)
 
 
-def test_the_plan_s_digest_is_its_meaning_alone() -> None:
-    other = replace(PLAN, model="other", seed=7, ops=(replace(OP, name="renamed", layers=9),))
-    assert other.digest == PLAN.digest
-    assert replace(PLAN, round_up=True).digest != PLAN.digest
-    assert Plan.from_json(json.loads(json.dumps(PLAN.to_json()))) == PLAN
+def test_platform_tags_run_from_the_base_s_glibc_downwards() -> None:
+    tags = BaseFacts("3.11", "x86_64", (2, 36)).platforms()
+    assert tags[0] == "manylinux_2_36_x86_64" and "manylinux2014_x86_64" in tags and tags[-1] == "linux_x86_64"
+    assert not any("2_37" in tag for tag in tags)
+    assert BaseFacts("3.12", "aarch64", (2, 28)).platforms()[0] == "manylinux_2_28_aarch64"
 
 
-def test_a_retuned_image_shows_what_its_replay_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    checks = {"hits": 359, "replayed calls": 360}
-    verdict = Verdict("c", "l", "m", "k", "d", "replay", "pass", checks)
-    show_changed(Changed("i:t", "id", ("k",), verdict, ("a", "b"), 14.06), as_json=False)
-    shown = capsys.readouterr().err
-    assert "replay: 359 of 360 calls hit\n" in shown and "14.1 s" in shown
-    more = replace(verdict, checks={**checks, "calls as others ask": 36, "hits as others ask": 35})
-    show_changed(Changed("i:t", "id", ("k",), more, ()), as_json=False)
-    assert "calls hit, and 35 of 36 for callers whose scales have the shape (1,)\n" in capsys.readouterr().err
-    show_changed(Changed("i:t", "id", ("k",), replace(verdict, level="static"), ()), as_json=False)
-    shown = capsys.readouterr().err
-    assert "NOT REPLAYED" in shown and "tune time" not in shown
+def test_logs_are_kept_to_the_newest_twenty_whoever_else_removes_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    (tmp_path / "logs").mkdir()
+    for at in range(60):
+        (tmp_path / "logs" / f"20200101-0000{at:02}-build-x.log").touch()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda at: log_file(tmp_path, f"build{at}"), range(16)))
+    assert len(list((tmp_path / "logs").glob("*.log"))) == 20
+
+
+def test_only_a_run_whose_lock_is_free_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with session._running(tmp_path):
+        mine = session.RUN
+        monkeypatch.setattr(session, "RUN", "0" * 16)
+        assert not is_gone(tmp_path, mine, age=1e9), "it lives, however old"
+    assert not is_gone(tmp_path, mine, age=10), "it may be another user's"
+    assert is_gone(tmp_path, mine, age=1e6)
+    (tmp_path / "runs" / "dead").touch()
+    assert is_gone(tmp_path, "dead", age=0), "its file is here and nobody locks it"
+
+
+def test_clean_takes_what_is_old_and_says_so_first(tmp_path: Path) -> None:
+    for name in ("contexts/plan-1", "wheels/a", "warm-ups/x"):
+        (tmp_path / name).mkdir(parents=True)
+        os.utime(tmp_path / name, (0, 0))
+    (tmp_path / "contexts" / "new").mkdir()
+    told = clean.clean(None, tmp_path, days=7, dry_run=True)
+    assert {Path(item.place).name for item in told} == {"plan-1", "a"} and (tmp_path / "wheels" / "a").is_dir()
+    assert [item.place for item in clean.clean(None, tmp_path, days=7, dry_run=False)] == [one.place for one in told]
+    assert not (tmp_path / "wheels" / "a").exists()
+    assert (tmp_path / "contexts" / "new").exists() and (tmp_path / "warm-ups" / "x").exists()
+
+
+def test_a_staged_context_counts_as_used(tmp_path: Path) -> None:
+    place = Staging(tmp_path).copy("previous", None)
+    assert clean.clean(None, tmp_path, days=1, dry_run=True) == []
+    assert place.is_dir() and buildx.ALLOW

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def make(tmp_path: Path, *words: str) -> list[str]:
+def make(tmp_path: Path, *words: str, **environment: str) -> list[str]:
     """Run make with a stand-in for the environment that records its arguments, one a line."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in ("requirements", ".venv/bin"):
@@ -29,7 +29,7 @@ def make(tmp_path: Path, *words: str) -> list[str]:
         ["make", "-C", str(tmp_path), *words],
         capture_output=True,
         text=True,
-        env={"PATH": os.environ["PATH"]},
+        env={"PATH": os.environ["PATH"], **environment},
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -43,8 +43,8 @@ def test_no_shell_reads_a_value(value: str, tmp_path: Path) -> None:
     said = make(tmp_path, "image", f"MODEL={value}", f"IMAGE={value}", f"BASE_IMAGE={value}")
     plain = value.replace("$$", "$")
     assert said[:4] == ["-m", "pipeline", "build", plain]
-    assert said[said.index("--image") + 1] == plain
-    assert said[said.index("--base-image") + 1] == plain
+    assert f"--image={plain}" in said
+    assert f"--base-image={plain}" in said
     assert not (tmp_path / "pwned").exists()
 
 
@@ -58,19 +58,27 @@ def test_switches_know_no(value: str, on: bool, tmp_path: Path) -> None:
 
 def test_what_is_not_set_is_not_handed_on(tmp_path: Path) -> None:
     assert make(tmp_path, "image", "MODEL=tiny") == ["-m", "pipeline", "build", "tiny"]
-    assert make(tmp_path, "plan", "MODEL=tiny", "TP=2") == ["-m", "pipeline", "plan", "tiny", "--tp", "2"]
+    assert make(tmp_path, "plan", "MODEL=tiny", "TP=2") == ["-m", "pipeline", "plan", "tiny", "--tp=2"]
+
+
+def test_a_ci_s_own_variables_are_no_options_and_ours_have_a_prefix(tmp_path: Path) -> None:
+    theirs = dict.fromkeys(("ARCH", "IMAGE", "CACHE", "DEVICE", "TAG", "KEY", "MODEL", "RETUNE"), "x86_64")
+    assert make(tmp_path, "image", "MODEL=tiny", **theirs) == ["-m", "pipeline", "build", "tiny"]
+    said = make(tmp_path, "image", **theirs, PIPELINE_MODEL="tiny", PIPELINE_ARCH="90a", PIPELINE_RETUNE="1")
+    assert said == ["-m", "pipeline", "build", "tiny", "--arch=90a", "--retune"]
+    assert make(tmp_path, "plan", "MODEL=tiny", "TP=4", PIPELINE_TP="2")[-1] == "--tp=4"
 
 
 def test_ranges_of_buckets_arrive_whole(tmp_path: Path) -> None:
     said = make(tmp_path, "plan", "MODEL=tiny", "BUCKETS=1,2,4,8-256:8,272-512:16")
-    assert said[-2:] == ["--buckets", "1,2,4,8-256:8,272-512:16"]
+    assert said[-1] == "--buckets=1,2,4,8-256:8,272-512:16"
 
 
 def test_what_shares_an_engine_stays_in_one_process(tmp_path: Path) -> None:
     """Our dealing out is taken by the pytest and xdist that are pinned: one that is ignored is not told otherwise."""
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     code = "import os\ndef test_{}():\n    open('said', 'a').write('{} ' + os.environ['PYTEST_XDIST_WORKER'] + '\\n')\n"
-    for name in ("docker/test_image_tiny", "docker/test_retune", "docker/test_release", "release/test_a"):
+    for name in ("docker/test_build", "docker/test_bases", "docker/test_release", "release/test_a"):
         path = tmp_path / "tests" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(code.format(number, name) for number in range(4)))
@@ -83,7 +91,7 @@ def test_what_shares_an_engine_stays_in_one_process(tmp_path: Path) -> None:
     ran = {tuple(line.split()) for line in (tmp_path / "said").read_text().splitlines()}
     workers = dict(ran)
     assert len(ran) == len(workers) == 4, ran
-    assert workers["docker/test_image_tiny"] == workers["docker/test_retune"] != workers["docker/test_release"]
+    assert workers["docker/test_build"] == workers["docker/test_bases"] != workers["docker/test_release"]
 
 
 @pytest.mark.parametrize(

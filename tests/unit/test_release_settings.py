@@ -145,7 +145,7 @@ def test_a_replay_here_or_where_the_gpu_is_proves_an_image() -> None:
     own = verdict()
     assert verdicts.sufficient(own, [verdict()]) == (own,), "another that says the same adds nothing"
     static, theirs = verdict(level="static"), verdict(device="another name")
-    assert verdicts.sufficient(static, [verdict(config_digest="sha256:" + "0" * 64), theirs]) == (theirs,)
+    assert verdicts.sufficient(static, [verdict(identity="sha256:" + "0" * 64), theirs]) == (theirs,)
     with pytest.raises(PublishError):
         verdicts.sufficient(static, [static])
 
@@ -153,7 +153,7 @@ def test_a_replay_here_or_where_the_gpu_is_proves_an_image() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"config_digest": "sha256:" + "0" * 64}, "is of config sha256:000"),
+        ({"identity": "sha256:" + "0" * 64}, "is of image sha256:000"),
         ({"cache_diff_id": "sha256:" + "0" * 64}, "is of the cache layer sha256:000"),
         ({"manifest_sha256": "0" * 64}, "of other manifests"),
         ({"result": "fail", "findings": ("it missed",)}, "says fail: it missed"),

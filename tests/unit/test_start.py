@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -17,15 +18,16 @@ import cache_samples as samples
 import pytest
 
 from pipeline.cache.pick import Baked, Half, choose, keys_below, read_baked
-from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.manifest import RankFacts
-from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
+from pipeline.contract.places import CACHE_FILE, CODE_ROOT, MANIFEST_FILE
 from pipeline.contract.record import Host, Record
+from pipeline.image.contexts import Destination, Staging
 from pipeline.start import check, nvml, workspace
-from pipeline.tune import record as tuned_record
 
 ROOT = Path(__file__).resolve().parents[2]
-ENTRY = ROOT / "pipeline" / "start" / "pipeline-run"
+# As it lies in an image: the package beside it is found by nobody else.
+STAGED = Staging(Path(tempfile.mkdtemp(prefix="start-"))).code(Destination(CODE_ROOT))
+ENTRY = STAGED / CODE_ROOT.lstrip("/") / "bin" / "pipeline-run"
 
 # FAKE_GPUS: one GPU per ';', each `name|uuid` and then `|name|uuid` per MIG slice. FAKE_STATUS: what init answers.
 FAKE = r"""
@@ -194,12 +196,6 @@ def test_a_cpu_key_is_compared_by_processor(tmp_path, monkeypatch):
         one = min(os.sched_getaffinity(0))
         done = start("true", env=env, preexec_fn=lambda: os.sched_setaffinity(0, {one}))
         assert "tuned for threads" in done.stderr and "here 1" in done.stderr
-
-
-def test_the_processor_is_read_as_the_tuner_does():
-    model, flags = tuned_record._cpuinfo(Path("/proc/cpuinfo").read_text())
-    assert check.read_cpu()["model"] == model
-    assert check.read_cpu()["flags"] == sha256_bytes(" ".join(sorted(flags)).encode())
 
 
 def test_several_fitting_keys_are_not_guessed():
@@ -381,7 +377,7 @@ def test_a_planted_workspace_is_not_taken(tmp_path, monkeypatch):
 def test_a_start_imports_nothing_heavy():
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import pipeline.start.__main__, pipeline.start.nvml, pipeline.start.offer\n"
+        "import pipeline.start.__main__, pipeline.start.nvml\n"
         "print(sorted({'argparse', 'subprocess', 'docker', 'torch'} & set(sys.modules)))"
     )
     out = subprocess.run([sys.executable, "-IS", "-c", code, str(ROOT)], capture_output=True, text=True, check=True)
@@ -389,92 +385,3 @@ def test_a_start_imports_nothing_heavy():
 
 
 COMMAND = ("vllm", "serve", "/models/x", "--tensor-parallel-size", "2")
-
-
-def offered(fake, tmp_path, layout=None, command=COMMAND, **env):
-    """What CMD sees where an engine made the key; a stand-in for the engine's program prints its environment."""
-    samples.write_engine(tmp_path / "root", H200, **(layout or {}))
-    (tmp_path / "bin").mkdir(exist_ok=True)
-    program = tmp_path / "bin" / "vllm"
-    program.write_text(f"#!{sys.executable} -IS\nimport os, json\nprint(json.dumps(dict(os.environ)))\n")
-    program.chmod(0o755)
-    base = {"PIPELINE_AUTOTUNE_CACHE_DIR": str(tmp_path / "root"), "TMPDIR": str(tmp_path / "tmp"), **env}
-    base["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    (tmp_path / "tmp").mkdir(exist_ok=True)
-    done = start(*command, env=base, fake=fake, gpus=TWO)
-    return json.loads(done.stdout or "{}"), done.stderr
-
-
-@pytest.mark.parametrize("ranks", [False, True])
-def test_an_engine_that_writes_gets_a_copy(fake_nvml, tmp_path, ranks):
-    seen, said = offered(fake_nvml, tmp_path, {"ranks": ranks})
-    place = Path(seen["VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR"])
-    assert place.parent == tmp_path / "tmp" and place.stat().st_mode & 0o777 == 0o700
-    baked = Path(seen["PIPELINE_TUNED_CACHE"])
-    theirs = sorted((baked.parent / "engine" / samples.DIGEST).iterdir())
-    copies = sorted((place / samples.DIGEST).iterdir())
-    assert [p.name for p in copies] == [p.name for p in theirs] and len(copies) == 1 + ranks
-    assert [p.read_bytes() for p in copies] == [p.read_bytes() for p in theirs]
-    assert all(os.access(copy, os.W_OK) for copy in copies)
-    assert said.startswith("tuned cache: 3 entries") and ";" not in said
-    copies[0].write_text("what the engine wrote")
-    offered(fake_nvml, tmp_path, {"ranks": ranks})
-    assert copies[0].read_bytes() == theirs[0].read_bytes()  # each start begins with the baked one
-
-
-def test_a_variable_that_is_set_is_the_users(fake_nvml, tmp_path):
-    seen, said = offered(fake_nvml, tmp_path, VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR="/mine")
-    assert seen["VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR"] == "/mine" and "left alone" in said
-
-
-def test_what_changes_the_engines_hash_is_a_miss(fake_nvml, tmp_path):
-    layout = {"variables": {"VLLM_USE_DEEP_GEMM": "0"}}
-    env = {"VLLM_USE_DEEP_GEMM": "0", "VLLM_LOGGING_LEVEL": "DEBUG"}
-    assert "3 entries" in offered(fake_nvml, tmp_path / "a", layout, **env)[1]
-    _, said = offered(fake_nvml, tmp_path / "b", layout, VLLM_API_KEY="x")
-    assert "not used: the engine's own hash changes with VLLM_API_KEY, VLLM_USE_DEEP_GEMM" in said
-    env = {"PIPELINE_AUTOTUNE_CACHE_DIR": str(tmp_path / "b" / "root"), "PIPELINE_REQUIRE_TUNED": "1"}
-    assert start("true", env=env, fake=fake_nvml, gpus=TWO).returncode == 7
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("vllm serve /models/x -tp 2", ""),
-        ("vllm serve --tensor_parallel_size=2 --port 80 --model=/models/x --api-key k", ""),
-        ("vllm serve /models/x --tensor-parallel-size 2 --seed -1 --served-model-name a b", ""),
-        ("vllm serve /models/x -tp 4", "not used: it was tuned with other arguments (--tensor-parallel-size)"),
-        ("vllm serve /models/y -tp 2", "not used: it was tuned with other arguments (the model)"),
-        ("vllm serve /models/x -tp 2 --max-model-len 9 -q fp8", "(--max-model-len, --quantization)"),
-        ("vllm serve", "(the model, --tensor-parallel-size)"),
-        ("vllm bench", "not compared: what vllm is told is not in the command"),
-    ],
-)
-def test_other_arguments_are_a_miss_and_the_copy_is_offered_all_the_same(fake_nvml, tmp_path, words, said):
-    seen, line = offered(fake_nvml, tmp_path, command=words.split())
-    assert said in line and ("3 entries" in line) == ("not used" not in said and "(" not in said)
-    assert "VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR" in seen
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"directory": "../x"}, {"directory": "/etc"}, {"directory": ""}, {"directory": "f" * 64},
-        {"variable": "LD_PRELOAD"}, {"variable": 3}, {"arguments": 3, "variable": None},
-    ],
-)  # fmt: skip
-def test_a_layout_that_leads_elsewhere_is_not_followed(fake_nvml, tmp_path, change):
-    seen, said = offered(fake_nvml, tmp_path, change)
-    assert "not used: its manifest describes no layout" in said and "LD_PRELOAD" not in seen
-    assert list((tmp_path / "tmp").iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["engine/../../../x", "engine/./y", "engine//z"])
-def test_a_file_of_a_manifest_that_leads_elsewhere_is_not_copied(fake_nvml, tmp_path, name):
-    path = samples.write_engine(tmp_path / "root", H200)
-    manifest = json.loads((path / MANIFEST_FILE).read_text())
-    manifest["files"][name] = {"size": 3, "sha256": "0" * 64}
-    (path / MANIFEST_FILE).write_text(json.dumps(manifest))
-    env = {"PIPELINE_AUTOTUNE_CACHE_DIR": str(tmp_path / "root"), "TMPDIR": str(tmp_path)}
-    done = start("true", env=env, fake=fake_nvml, gpus=TWO)
-    assert "not used: its " in done.stderr and "Traceback" not in done.stderr

@@ -12,8 +12,8 @@ import pytest
 from pipeline.contract.bounds import budget, seconds
 from pipeline.contract.commandline import Parser
 from pipeline.contract.errors import UsageError
-from pipeline.image.arguments import add_tuning_arguments, request_from
-from pipeline.image.unfinished import Unfinished
+from pipeline.image.cli import add_build_options, add_model, request_from
+from pipeline.image.runners import Unfinished
 from pipeline.tune.arguments import parser as tuner_parser
 from pipeline.tune.attempt import Attempt, Crash, read_crashes, write_crashes
 from pipeline.tune.diagnose import diagnose
@@ -101,7 +101,8 @@ def test_crashes_reach_the_ranks_as_they_are(tmp_path: Path) -> None:
 
 def asked(*words: str) -> argparse.Namespace:
     parser = Parser()
-    add_tuning_arguments(parser)
+    add_model(parser)
+    add_build_options(parser)
     return parser.parse_args(["tiny", *words])
 
 
@@ -150,7 +151,7 @@ def test_what_is_kept_of_a_tuning_is_dropped_when_starting_anew(tmp_path: Path) 
     kept = Unfinished(place)
     (kept.folder() / "op.json").write_text("{}")
     assert [path.name for path in kept.folder().iterdir()] == ["op.json"]
-    assert (kept.options(), kept.name) == ((), "a" * 32)
+    assert kept.options() == ()
     anew = Unfinished(place, anew=True)
     assert (list(anew.folder().iterdir()), anew.options()) == ([], ("--no-resume",))
     anew.drop()

@@ -1,0 +1,68 @@
+"""Names and labels of images."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pipeline.contract.digest import sha256_json
+from pipeline.contract.errors import UsageError
+from pipeline.contract.manifest import Manifest
+
+PREFIX = "io.github.tuned-image-pipeline"
+KEY = f"{PREFIX}.key"  # FlashInfer's keys that were baked with this image, by commas
+MODULES = f"{PREFIX}.modules"  # names of FlashInfer's compiled modules in the layer below the caches
+INPUTS = f"{PREFIX}.warm-up"  # the inputs digest: an image with this label is ours
+PRODUCER = f"{PREFIX}.producer"  # tune, vllm or sglang
+ENVIRONMENT = f"{PREFIX}.environment"  # the static variables by which a reader finds the caches without our entry point
+ENTRYPOINT = f"{PREFIX}.entrypoint"  # what an override of the command loses
+TUNERS = "tuned-image-pipeline/tuner"  # tuner images
+
+# Docker's grammar: a first part counts as a registry only when it has a dot or a port, or is localhost.
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REGISTRY = r"(?:localhost|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+|[A-Za-z0-9-]+(?=:\d))(?::\d+)?"
+_NAME = re.compile(rf"(?:{_REGISTRY}/)?{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?")
+
+
+def check_image_name(name: str) -> None:
+    """Raise `UsageError` unless `name` is empty or `[registry/]path[:tag]`."""
+    if name and not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} cannot name an image", hint="such as registry.example/team/model:tag, lower case")
+
+
+def check_reference(name: str) -> None:
+    """Raise `UsageError` unless `name` can name an image that exists: a name, an id, or a name with a digest."""
+    if not name.strip():
+        raise UsageError("no image was named", hint="`docker images tuned/*` lists those that are here")
+    if not re.fullmatch(r"(sha256:)?[0-9a-f]{6,64}", name):
+        check_image_name(re.sub(r"@sha256:[0-9a-f]{64}$", "", name))
+
+
+def split(name: str) -> tuple[str, str]:
+    """Repository and tag of an image name; `latest` where it has no tag."""
+    repository, colon, tag = name.rpartition(":")
+    return (repository, tag) if colon and "/" not in tag else (name, "latest")
+
+
+def plain(text: str, most: int = 60) -> str:
+    """`text` in the characters that a tag may have, at most `most` of them."""
+    kept = "".join(c if c.isascii() and (c.isalnum() or c == ".") else "-" for c in text.lower())
+    parts = [".".join(piece for piece in part.split(".") if piece) for part in kept.split("-")]
+    return "-".join(part for part in parts if part)[:most].strip(".-") or "x"
+
+
+def usual_name(model: str, ranks: int, device: str, version: str, inputs: str) -> str:
+    """`tuned/<model>:tp<N>-<device>-<version>-<first 8 of the inputs digest>`: another base gives another name."""
+    return f"tuned/{plain(model)}:tp{ranks}-{plain(device)}-{plain(version)}-{inputs[:8]}"
+
+
+def key_of(manifests: Sequence[Manifest]) -> str:
+    """The hash of the key; for several keys one over theirs."""
+    hashes = [manifest.key.rpartition("/")[2] for manifest in manifests]
+    return hashes[0] if len(hashes) == 1 else sha256_json(hashes)
+
+
+def gpu_of(manifests: Sequence[Manifest]) -> str:
+    """What the keys were tuned on: the GPUs' names without the vendor's, or `cpu-<machine>`."""
+    found = [m.record.host.gpus[0].removeprefix("NVIDIA ") if m.record.host.gpus else m.record.arch for m in manifests]
+    return "-".join(dict.fromkeys(found))

@@ -1,0 +1,315 @@
+"""The step `resolve`: everything that decides what is baked, found once and put under one digest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import log
+from pipeline.cache.tree import Stored
+from pipeline.contract.digest import sha256_bytes, sha256_file, sha256_json
+from pipeline.contract.errors import DriftError, UsageError
+from pipeline.contract.files import write_whole
+from pipeline.contract.places import CACHE_ROOT, CODE_ROOT
+from pipeline.contract.plan import Plan
+from pipeline.planning.ops import Target
+from pipeline.versions import Versions, load
+
+from . import base as bases
+from .caches import check_flashinfer, manifest_of
+from .contexts import FIXED_TIME, Destination, Staging, tuner_content
+from .gpus import Gpus, check, check_driver, offered
+from .names import split
+from .probe import BaseFacts, destinations, probe
+from .producer import Producer
+from .replay import Here
+from .request import Request
+from .servers import make
+from .session import Session
+from .tag import check_free
+from .tuner import Recipe, TuneProducer
+from .wheels import COMPILER, CPU, CUDA, ensure_wheelhouse
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that decides what is baked. `decides` has it in clear, `digest` is over that and addresses the store."""
+
+    producer: Producer
+    base: bases.Base
+    gpus: Gpus
+    here: Here
+    recipe: Recipe
+    version: str  # of FlashInfer or of the server, for the image's name
+    decides: Mapping[str, object]
+    digest: str
+
+
+@dataclass(frozen=True)
+class _Ground:
+    """What a request is built on: versions, the base with what is in it, the devices, where our code goes."""
+
+    request: Request
+    session: Session
+    versions: Versions
+    base: bases.Base
+    facts: BaseFacts
+    gpus: Gpus
+    code: Destination
+
+    @property
+    def here(self) -> Here:
+        return Here(self.gpus, self.facts.processor, self.facts.machine)
+
+
+def resolve(request: Request, session: Session) -> Inputs:
+    """Find or make the base, the plan and the wheels; check all that can be checked before anything is timed."""
+    versions = load(request.root)
+    _refuse_drift(request.root, versions, session.home)
+    if request.image:
+        check_free(session.client, *split(request.image))
+    offer = _offer(request, session)
+    base = bases.obtain(
+        session, wanted=request.base_image, default=versions["BASE_IMAGE"], suite=versions["DEBIAN_SUITE"]
+    )
+    log.note(f"base: {base.reference} ({base.origin}{f', {base.digest[:19]}…' if base.digest else ''})")
+    facts, gpus = probe(session, base, offer)
+    code = destinations(session, base, [CODE_ROOT])[CODE_ROOT]
+    ground = _Ground(request, session, versions, base, facts, gpus, code)
+    return _for_server(ground) if request.server else _for_plan(ground)
+
+
+def _for_plan(ground: _Ground) -> Inputs:
+    """The inputs of a tuning, or of caches that were tuned elsewhere."""
+    request, session, facts, base, gpus = ground.request, ground.session, ground.facts, ground.base, ground.gpus
+    plan = _plan(request, facts, gpus)
+    installed = facts.packages["flashinfer-python"] if facts.complete else ground.versions["FLASHINFER_VERSION"]
+    if facts.complete:
+        _check_versions(facts, ground.versions, request)
+    _check_flashinfer(plan, request.caches, installed)
+    _announce(plan)
+    if plan.device == "cuda" and not request.caches:
+        _check_gpus(gpus, plan.layout.world, facts.cuda if facts.complete else ground.versions["CUDA_VERSION"], request)
+        _refuse_hidden(facts, [CACHE_ROOT, *([facts.flashinfer] if request.bake_jit and facts.complete else [])], base)
+    recipe = _recipe(ground, plan.device)
+    producer = TuneProducer(
+        session=session,
+        plan=plan,
+        recipe=recipe,
+        base=base.image_id,
+        base_name=base.reference,
+        gpus=gpus if plan.device == "cuda" else Gpus(),
+        here=ground.here,
+        options=request.tune_options,
+        tune_in=request.tune_in,
+        previous=request.previous,
+        imported=request.caches,
+        bake_jit=request.bake_jit,
+        anew=request.retune or not request.resume,
+        provenance={
+            "plan": plan.digest,
+            "base_image": base.reference,
+            "base_image_digest": base.digest or base.image_id,
+            "versions_json": sha256_file(request.root / "versions.json"),
+            "code": tuner_content(),
+            "wheels": recipe.wheels,
+        },
+    )
+    return _inputs(ground, producer, recipe, f"fi{plan.flashinfer_version}")
+
+
+def _for_server(ground: _Ground) -> Inputs:
+    """The inputs of a server's own start: the base must be the image that will serve."""
+    request, packages = ground.request, ground.facts.packages
+    producer = make(request, ground.base, packages)
+    if producer.device == "cuda":
+        _check_gpus(ground.gpus, producer.ranks, ground.facts.cuda, request)
+    return _inputs(ground, producer, _overlay(ground), f"{request.server}{packages.get(request.server, '')}")
+
+
+def _inputs(ground: _Ground, producer: Producer, recipe: Recipe, version: str) -> Inputs:
+    here = ground.here
+    device: Mapping[str, object] = ground.gpus.facts() if producer.device == "cuda" else dict(here.processor)
+    decides = {
+        "base": ground.base.image_id,
+        "wheels": recipe.wheels,
+        "dockerfile": sha256_bytes(recipe.dockerfile),
+        "device": {} if ground.request.caches else device,  # what was tuned elsewhere does not depend on who bakes it
+        "producer": producer.name,
+        "inputs": producer.inputs(),
+    }
+    return Inputs(producer, ground.base, ground.gpus, here, recipe, version, decides, sha256_json(decides))
+
+
+def _offer(request: Request, session: Session) -> Gpus:
+    if request.device == "cpu":
+        if request.gpus:
+            raise UsageError(
+                f"GPUS={request.gpus} chooses GPUs, and DEVICE=cpu uses none", hint="leave one of them out"
+            )
+        return Gpus()
+    offer = offered(session.engine, wanted=request.gpus)
+    if request.device == "cuda" and offer.access == "none" and not request.caches:
+        raise UsageError(
+            f"DEVICE=cuda, and the engine at {session.engine.host} offers no GPU",
+            hint="install NVIDIA's container toolkit there (`nvidia-ctk cdi generate`); or tune where there is a GPU "
+            "and import with CACHE=; or DEVICE=cpu",
+        )
+    return offer
+
+
+def _plan(request: Request, facts: BaseFacts, gpus: Gpus) -> Plan:
+    """The plan: the one that was made first, unless the engine's GPU or the base's FlashInfer ask for another."""
+    assert request.plan is not None and request.first is not None, "only a server needs no plan"
+    target = Target("cuda", gpus.gpus[0].arch) if gpus.gpus and request.device != "cpu" else None
+    version = facts.packages["flashinfer-python"] if facts.complete else ""
+    first = request.first
+    same = target is None or (target.device, target.arch) == (first.device, first.arch)
+    if same and version in ("", first.flashinfer_version):
+        return first
+    return request.plan(target, version)
+
+
+def _announce(plan: Plan) -> None:
+    pairs = sum(len(op.buckets) for op in plan.ops)
+    log.note(
+        f"{plan.model}: {len(plan.ops)} ops, {pairs} op × bucket pairs, {plan.layout.world} ranks, "
+        f"device {plan.device}, FlashInfer {plan.flashinfer_version}, plan {plan.digest[:12]}"
+    )
+    for left in plan.untuned:
+        log.note(f"not tuned: {left.name}: {left.reason}")
+    for remark in plan.notes:
+        log.note(remark)
+
+
+def _check_gpus(gpus: Gpus, ranks: int, cuda: str, request: Request) -> None:
+    for line in check(gpus, ranks, require_idle=request.require_idle):
+        log.warn(line)
+    check_driver(gpus, cuda)
+
+
+def _refuse_hidden(facts: BaseFacts, paths: Sequence[str], base: bases.Base) -> None:
+    """Refuse a base where a mount of the GPU runtime hides what would be baked: nothing was timed yet."""
+    for path in paths:
+        mount = facts.hidden(path)
+        if mount:
+            raise UsageError(
+                f"what is baked at {path} would be hidden: every container with a GPU has a mount at {mount}",
+                details=[f"base image {base.reference}; the mount comes from the GPU runtime or its CDI specification"],
+                hint="a base whose FlashInfer lies elsewhere; or BAKE_JIT=0 (--no-bake-jit) where only its compiled "
+                "modules lie there; or a CDI specification without that mount",
+            )
+
+
+def _check_versions(facts: BaseFacts, versions: Versions, request: Request) -> None:
+    want = {"flashinfer-python": versions["FLASHINFER_VERSION"], "torch": versions["TORCH_VERSION"]}
+    differ = [
+        f"{name} {facts.packages[name]}, versions.json says {version}"
+        for name, version in want.items()
+        if facts.packages[name].partition("+")[0] != version
+    ]
+    if differ and not request.accept_base_versions:
+        raise DriftError(
+            f"{request.base_image} brings {'; '.join(differ)}",
+            hint="--accept-base-versions (ACCEPT_BASE_VERSIONS=1) records the base's own versions and goes on",
+        )
+    for line in differ:
+        log.note(f"base versions accepted: {line}")
+
+
+def _check_flashinfer(plan: Plan, caches: Sequence[Stored], installed: str) -> None:
+    """Refuse a plan, or caches, for another FlashInfer than will be in the image: ranks would, after all is built."""
+    if caches:
+        check_flashinfer(
+            caches,
+            installed,
+            hint="leave CACHE out to tune again; or a BASE_IMAGE with that FlashInfer and ACCEPT_BASE_VERSIONS=1",
+        )
+    elif plan.flashinfer_version.partition("+")[0] != installed.partition("+")[0]:
+        raise UsageError(
+            f"the plan is for FlashInfer {plan.flashinfer_version}, and the image has {installed}",
+            hint="leave --flashinfer-version out; or a BASE_IMAGE with that FlashInfer and ACCEPT_BASE_VERSIONS=1",
+        )
+
+
+def _recipe(ground: _Ground, device: str) -> Recipe:
+    """Which Dockerfile builds the image, and which wheels go in.
+
+    overlay   the base brings torch and FlashInfer: nothing is installed
+    cpu       any base with Python: CPU wheels
+    cuda      any base with Python: CUDA from wheels, and a C++ compiler beside it for the stage that tunes
+    """
+    request, session, base, facts = ground.request, ground.session, ground.base, ground.facts
+    if facts.complete:
+        return _overlay(ground)
+    locks, common = request.root / "requirements", _common(base)
+    contexts = {"code": Staging(session.home).code(ground.code)}
+    if device == "cpu":
+        wheels = ensure_wheelhouse(session, locks / CPU, facts)
+        text = (request.root / "docker" / "Dockerfile").read_bytes()
+        return Recipe(text, {**contexts, "wheels": wheels.path}, common, wheels.digest)
+    if request.base_image and not facts.compiler:
+        raise UsageError(
+            f"{request.base_image} has neither torch and FlashInfer nor a C++ compiler for FlashInfer's modules",
+            hint="BASE_IMAGE=vllm/vllm-openai:<version>, or any image with both; or install g++ in yours; or leave "
+            "BASE_IMAGE out",
+        )
+    versions = ground.versions
+    compiler = bases.obtain_compiler(
+        session, base, default=versions["COMPILER_IMAGE"], wanted=request.base_image, suite=versions["DEBIAN_SUITE"]
+    )
+    wheels, tools = (ensure_wheelhouse(session, locks / name, facts) for name in (CUDA, COMPILER))
+    return Recipe(
+        (request.root / "docker" / "Dockerfile.cuda").read_bytes(),
+        {**contexts, "wheels": wheels.path, "compiler": tools.path},
+        {**common, "COMPILER_IMAGE": compiler.reference},
+        sha256_json([wheels.digest, tools.digest, compiler.image_id]),
+    )
+
+
+def _overlay(ground: _Ground) -> Recipe:
+    text = (ground.request.root / "docker" / "Dockerfile.overlay").read_bytes()
+    return Recipe(text, {"code": Staging(ground.session.home).code(ground.code)}, _common(ground.base))
+
+
+def _common(base: bases.Base) -> dict[str, str]:
+    return {"BASE_IMAGE": base.reference, "SOURCE_DATE_EPOCH": str(FIXED_TIME)}
+
+
+def _refuse_drift(root: Path, versions: Versions, home: Path) -> None:
+    """Refuse to build from rendered files that are not what versions.json and the templates give.
+
+    What was found equal is remembered by the files' content: rendering takes as long as a cached build.
+    """
+    files = [root / "versions.json"]
+    for folder in ("templates", "docker", "requirements"):
+        files += sorted(p for p in (root / folder).rglob("*") if p.is_file())
+    content = sha256_json([[str(p.relative_to(root)), sha256_file(p)] for p in files])
+    seen = home / "contexts" / f"in-sync-{content[:24]}"
+    if seen.exists():
+        return
+    from pipeline.versions.render import render
+
+    rendered = render(root, versions)
+    differ = [
+        path for path, data in rendered.items() if not (root / path).is_file() or (root / path).read_bytes() != data
+    ]
+    if differ:
+        raise DriftError(
+            f"{', '.join(differ)} differ from what versions.json and templates/ give",
+            hint="`pipeline versions check` shows how; `pipeline versions sync` renders them again",
+        )
+    write_whole(seen, b"")
+
+
+def device_of(inputs: Inputs) -> str:
+    """What was warmed up on, for the image's name: the GPU without its vendor's name, or `cpu-<machine>`."""
+    producer = inputs.producer
+    if isinstance(producer, TuneProducer) and producer.imported:
+        from .names import gpu_of
+
+        return gpu_of([manifest_of(one) for one in producer.imported])
+    if producer.device == "cuda" and inputs.gpus.gpus:
+        return inputs.gpus.gpus[0].name.removeprefix("NVIDIA ")
+    return f"cpu-{inputs.here.machine}"

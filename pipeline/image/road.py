@@ -1,0 +1,159 @@
+"""`pipeline build`, end to end: resolve → build → warm up → bake → verify → tag."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.contract.manifest import Manifest
+from pipeline.contract.verdict import Verdict
+
+from . import store
+from .bake import bake, manifests_of
+from .buildx import Built
+from .clean import bound
+from .names import split, usual_name
+from .producer import WarmUp
+from .request import Request
+from .resolve import Inputs, device_of, resolve
+from .session import Session, open_session
+from .tag import tag
+from .verify import verify
+from .warm_up import build, warm_up
+
+_REMEDY = "no image was named; RETUNE=1 (--retune) makes the caches again"
+_REMEDY_IMPORTED = (
+    "no image was named; what CACHE gave was tuned elsewhere and does not fit here: leave CACHE out to tune, or give "
+    "what was tuned in an image of this base"
+)
+
+
+@dataclass
+class Clock:
+    """Seconds of the steps, in order."""
+
+    steps: list[tuple[str, float]] = field(default_factory=list)
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Count the seconds of the block under `name`, whether it succeeds or not."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.steps.append((name, round(time.monotonic() - began, 3)))
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A baked and verified image without a name, and what it was made from."""
+
+    session: Session
+    inputs: Inputs
+    warm: WarmUp
+    reused: bool  # the store had the warm-up
+    built: Built
+    verdict: Verdict
+
+    @property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """The manifests of FlashInfer's keys, in order; none where a server warmed up."""
+        import json
+
+        if self.inputs.producer.name != "tune":
+            return ()
+        files = manifests_of(self.warm).values()
+        return tuple(Manifest.from_json(json.loads(file.read_text(encoding="utf-8"))) for file in files)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A named image, where the time went (seconds), and where it can be read about."""
+
+    image: str
+    finished: Finished
+    size: int
+    steps: tuple[tuple[str, float], ...]
+    docker_host: str
+    log: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The outcome as JSON values."""
+        done, manifests = self.finished, self.finished.manifests
+        keys = done.verdict.key.split(",")
+        return {
+            "image": self.image,
+            "identity": done.verdict.identity,
+            "image_id": done.built.image_id,
+            "inputs": done.inputs.digest,
+            "producer": done.inputs.producer.name,
+            "key": keys[0],
+            "keys": keys,
+            "caches": [{"kind": one.kind, "path": one.path, "bytes": one.bytes} for one in done.warm.caches],
+            "environment": dict(done.warm.environment),
+            "entries": sum(sum(manifest.entries_per_op().values()) for manifest in manifests),
+            "ranks": done.inputs.producer.ranks,
+            "warm_up_seconds": round(done.warm.seconds, 3),
+            "reused": done.reused,
+            "size_bytes": self.size,
+            "cache_diff_id": done.verdict.cache_diff_id,
+            "verdict": done.verdict.to_json(),
+            "steps": dict(self.steps),
+            "docker_host": self.docker_host,
+            "log": self.log,
+        }
+
+
+def build_image(request: Request) -> Outcome:
+    """Build, warm up, bake, verify and name one image. Raise the failed step's error; no name is given then."""
+    clock = Clock()
+    with open_session("build", store=request.store) as session:
+        with clock.measure("resolve"):
+            inputs = resolve(request, session)
+        done = finish(request, inputs, session, clock)
+        name = give_name(done, request.image)
+        bound(session)
+        image = session.client.images.get(name)
+        size = int(image.attrs.get("Size", 0))
+        return Outcome(name, done, size, tuple(clock.steps), session.engine.host, str(session.log))
+
+
+def finish(request: Request, inputs: Inputs, session: Session, clock: Clock | None = None) -> Finished:
+    """From inputs to a verified image without a name. Raise the failed step's error; no image is left then."""
+    clock = clock or Clock()
+    warm = None if request.retune else store.find(session.home, inputs.digest)
+    reused = warm is not None
+    if warm is None:
+        with clock.measure("build"):
+            image = build(inputs)
+        with clock.measure("warm up"):
+            warm = warm_up(inputs, image, request, session)
+    with clock.measure("bake"):
+        built = bake(inputs, warm, session)
+    with clock.measure("verify"):
+        hint = _REMEDY_IMPORTED if request.caches else _REMEDY
+        verdict = verify(inputs, session.candidate, session, timeout=request.startup_timeout, hint=hint)
+    return Finished(session, inputs, warm, reused, built, verdict)
+
+
+def give_name(done: Finished, wanted: str = "") -> str:
+    """Name the image; without a full verify its tag ends in `-unverified`."""
+    session, inputs, producer = done.session, done.inputs, done.inputs.producer
+    usual = usual_name(producer.model, producer.ranks, device_of(inputs), inputs.version, inputs.digest)
+    repository, name = split(wanted or usual)
+    if done.verdict.level != "replay" and not name.endswith("-unverified"):
+        name += "-unverified"
+    return tag(session.client, session.candidate, repository, name)
+
+
+def warm_up_only(request: Request) -> tuple[Inputs, WarmUp, bool]:
+    """Everything up to the warm-up in the host's store: what `pipeline tune` does. The last says that it was there."""
+    with open_session("tune", store=request.store) as session:
+        inputs = resolve(request, session)
+        warm = None if request.retune else store.find(session.home, inputs.digest)
+        if warm is not None:
+            return inputs, warm, True
+        return inputs, warm_up(inputs, build(inputs), request, session), False
