@@ -33,7 +33,7 @@ _PART = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+!@ -]{0,254}")
 
 
 class ArchiveRefused(CacheRefused):
-    """An archive holds something that must not be unpacked; every reason is among the details."""
+    """An archive contains something that must not be unpacked; every reason is among the details."""
 
 
 class _Bounded(io.RawIOBase):

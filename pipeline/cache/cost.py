@@ -21,7 +21,7 @@ class OpCost:
     """One op: how many shapes run on default tactics, and by what factor that is slower where it was measured.
 
     `mean` is the geometric mean over its buckets of default time over tuned time, `worst` the largest; None where
-    the manifest holds no times.
+    the manifest has no times.
     """
 
     op: str
@@ -51,7 +51,7 @@ class Cost:
                 line += f", {op.mean:.2f}x the tuned time on average, {op.worst:.2f}x at worst (measured when tuned)"
             said.append(line)
         if said and self.seconds is not None:
-            said.append(f"or an engine that tunes at start spends about what it took to make: {self.seconds:.0f} s")
+            said.append(f"or tuning again at start takes about {self.seconds:.0f} s")
         return said
 
 

@@ -95,7 +95,7 @@ class Difference:
 
     @property
     def same(self) -> bool:
-        """Whether both hold the same entries under the same record."""
+        """Whether both have the same entries under the same record."""
         return not (self.differ or self.only_a or self.only_b or self.record)
 
     def per_op(self) -> dict[str, int]:

@@ -17,7 +17,7 @@ from .read import METADATA
 if TYPE_CHECKING:
     from pipeline.contract.record import Record
 
-# FlashInfer always records these; a record without them is none of FlashInfer's.
+# FlashInfer always records these; a record without them is not FlashInfer's.
 _NEEDED = ("flashinfer_version", "gpu")
 
 
@@ -55,7 +55,7 @@ def from_record(record: Record, source: str) -> Environment:
 
 
 def parse_environment(data: bytes, source: str) -> Environment:
-    """Read FlashInfer's flat record; a record, manifest or cache file of ours that holds one will do too.
+    """Read FlashInfer's flat record; or a record, manifest or cache file that contains one.
 
     Raises `EnvironmentInvalid` with what is wrong.
     """

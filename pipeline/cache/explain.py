@@ -36,7 +36,7 @@ _MOST = 20  # findings shown per key; all of them are in the JSON
 
 @dataclass(frozen=True)
 class Answer:
-    """One cache file. `broken` tells damage, which no environment cures, from a mere misfit."""
+    """One cache file. `broken` means damage, which is wrong in any environment."""
 
     name: str
     judgement: Judgement

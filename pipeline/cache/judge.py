@@ -42,10 +42,10 @@ class Field:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The answer for one file. `because` is one line; `fields` and `findings` hold every reason.
+    """The answer for one file. `because` is one line; `fields` and `findings` have every reason.
 
     `kind` is `hard` when any field differs hard, `soft` when all that differ are soft, empty when none does.
-    `entries` counts what FlashInfer would hold after loading. `compared` is False where no environment was given.
+    `entries` counts what FlashInfer would have after loading. `compared` is False where no environment was given.
     """
 
     verdict: Literal["ok", "refused"]
@@ -101,7 +101,7 @@ def judge(file: CacheFile, environment: Mapping[str, str] | None) -> Judgement:
 def judge_source(
     source: bytes | Path, environment: Mapping[str, str] | None, *, where: str = "", limit: int = LIMIT
 ) -> Judgement:
-    """Judge bytes or a path; whatever they hold, the answer is a judgement. Raises only `FileMissing`."""
+    """Judge bytes or a path; whatever they contain, the answer is a judgement. Raises only `FileMissing`."""
     try:
         file = inspect_cache(source, where=where, limit=limit)
     except Unreadable as error:
@@ -122,4 +122,4 @@ def severity(judgement: Judgement) -> str:
         return "FlashInfer would load it where it does not fit."
     if judgement.because == finding.DROPPED:
         return "FlashInfer would load it without these entries, and tune them again or use defaults."
-    return "FlashInfer would fail on it, or hold nothing after loading it."
+    return "FlashInfer would fail on it, or have nothing after loading it."

@@ -1,6 +1,6 @@
 """Other keys for one answer: callers who ask the same of a kernel with tensors of another shape.
 
-The shape of every input is part of a key, of `bmm_fp8` also that of its two scales, which hold one number either way.
+The shape of every input is part of a key, of `bmm_fp8` also that of its two scales, which are one number either way.
 FlashInfer's own quantizer, vLLM and our tuner give scalars (`layer.input_scale.max()`), SGLang 0.5.23 gives tensors of
 shape (1,) (srt/layers/quantization/fp8_utils.py, `flashinfer_bmm_fp8`). The tuner therefore writes such an answer under
 both keys. Whoever counts or compares answers counts it once; a replay asks for both.
@@ -33,7 +33,7 @@ def other_shapes(shapes: Shapes) -> Shapes:
 
 
 def with_other_keys(entries: Mapping[str, Answer], owners: dict[str, tuple[int, ...]]) -> dict[str, Answer]:
-    """`entries` and, beside each, the same answer under its other keys; `owners` learns who holds those."""
+    """`entries` and, beside each, the same answer under its other keys; `owners` learns which ranks have those."""
     found = dict(entries)
     for key, answer in entries.items():
         for other in other_keys(key):
@@ -60,7 +60,7 @@ def second_keys(entries: Mapping[str, Entry]) -> frozenset[str]:
 
 
 def told(more: int) -> str:
-    """What is to be said of a file that holds so many answers a second time; empty where it holds none."""
+    """A sentence about the answers that stand in a file a second time; empty where there are none."""
     if not more:
         return ""
     stand = "entry of fp8_gemm stands" if more == 1 else "entries of fp8_gemm stand"

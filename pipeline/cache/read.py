@@ -59,7 +59,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class CacheFile:
-    """One cache file. `metadata` is None where the file has none; `extras` holds `_records` and `_generation`.
+    """One cache file. `metadata` is None where the file has none; `extras` has `_records` and `_generation`.
 
     `findings` is empty for a sound file. Malformed entries are reported there and are not among `entries`.
     """
@@ -71,7 +71,7 @@ class CacheFile:
 
     @property
     def usable(self) -> int:
-        """How many entries FlashInfer would hold after loading the file."""
+        """How many entries FlashInfer would have after loading the file."""
         return sum(1 for entry in self.entries.values() if not entry.dropped)
 
 
@@ -79,7 +79,7 @@ def inspect_cache(source: bytes | Path, *, where: str = "", limit: int = LIMIT) 
     """Read a file of at most `limit` bytes and report all that is wrong with it.
 
     Raises `FileMissing` when there is no file, and `Unreadable` (not a regular file, too large, not UTF-8, not JSON,
-    not an object, nested too deeply) when its bytes hold no cache at all.
+    not an object, nested too deeply) when its bytes are no cache at all.
     """
     where = where or (shown(str(source)) if isinstance(source, Path) else "the cache file")
     data = read_bytes(source, limit) if isinstance(source, Path) else source

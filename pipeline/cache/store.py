@@ -1,4 +1,4 @@
-"""A baked key held against its own manifest: does the cache say what it is, and is it what it says?
+"""Integrity of a baked key: is it what its own manifest says?
 
 Everything that can be known without FlashInfer or a GPU. `check` never stops at the first reason.
 """
@@ -30,7 +30,7 @@ def check_root(root: Path) -> tuple[Tree, tuple[Finding, ...]]:
     tree = walk(root)
     found = list(tree.findings)
     if not tree.keys:
-        found.append(Finding(shown(str(root)), "holds no cache", "tune a model first: `make image MODEL=…`"))
+        found.append(Finding(shown(str(root)), "has no cache", "`pipeline build MODEL` makes one"))
     for stored in tree.keys:
         found.extend(check(stored))
     return tree, tuple(found)
@@ -96,7 +96,7 @@ def _ranks(stored: Stored, manifest: Manifest) -> Iterator[Finding]:
 def _coverage(stored: Stored, manifest: Manifest) -> Iterator[Finding]:
     plan = manifest.plan
     if plan.engine is not None:
-        return  # the engine chose what to tune: there is nothing to hold its choice against
+        return  # the engine chose what to tune: there is nothing to compare its choice with
     wanted = {(op.name, bucket) for op in plan.ops for bucket in op.buckets if not is_skipped(op.op, plan.skip_ops)}
     if not wanted:
         yield _say(stored, "the plan tunes nothing")

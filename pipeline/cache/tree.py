@@ -166,7 +166,7 @@ def _scan(path: Path, found: list[Finding]) -> list[os.DirEntry[str]]:
         with os.scandir(path) as names:
             for entry in names:
                 if len(entries) >= _NAMES:
-                    found.append(Finding(shown(str(path)), f"holds more than {_NAMES} names", "is this a cache root?"))
+                    found.append(Finding(shown(str(path)), f"has more than {_NAMES} names", "is this a cache root?"))
                     break
                 entries.append(entry)
     except OSError as error:

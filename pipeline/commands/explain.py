@@ -206,5 +206,5 @@ def loose_files(directory: Path) -> list[Path]:
         names.sort()
         found += [Path(folder) / f for f in sorted(files) if f.startswith(_NAMES) and f.endswith(".json")]
         if len(found) > _MOST:
-            raise UsageError(f"{directory} holds more than {_MOST} cache files", hint="name one of its directories")
+            raise UsageError(f"{directory} has more than {_MOST} cache files", hint="name one of its directories")
     return found

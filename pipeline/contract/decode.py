@@ -5,7 +5,7 @@ the answer is an object or one error. A dataclass may add:
 
 - `SCHEMA`: the number that its key `schema` must have;
 - `DERIVED`: keys that its `to_json` adds, each equal to the property of that name;
-- `problems()`: what no annotation says, as `.path: what`; called only where all annotations hold.
+- `problems()`: what no annotation says, as `.path: what`; called only where every type is right.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def write_json(path: Path, value: object, *, mode: int = 0o644) -> bool:
 def alone(folder: Path, wait: Callable[[], None]) -> Iterator[None]:
     """Be the only one of our processes that changes what lies in `folder`; `wait` is called before waiting for another.
 
-    The kernel drops the lock with its holder. Where a file system knows no locks there is none.
+    The kernel drops the lock when the process ends. Where a file system has no locks, nothing is locked.
     """
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)

@@ -29,7 +29,7 @@ class ManifestInvalid(CacheRefused):
 class Covered:
     """One bucket of one op of the plan, and the entry that answers for it.
 
-    `entry` is the key in FlashInfer's file, `runner` and `tactic` what it holds. Times are in milliseconds, the
+    `entry` is the key in FlashInfer's file, `runner` and `tactic` its value. Times are in milliseconds, the
     mean over all ranks, None where FlashInfer does not report them. `candidates` counts the tactics that were
     timed, `failed` those that no rank may use. A row that was judged has in `default_ms` the time of what FlashInfer
     runs untuned, in `ratio` the chosen time over it, in `spread` the half width of the ratio's confidence interval,
@@ -96,7 +96,7 @@ class Manifest:
     strategy: str
     strategy_reason: str
     ranks: tuple[RankFacts, ...]
-    owners: Mapping[str, tuple[int, ...]]  # only entries that not every rank holds
+    owners: Mapping[str, tuple[int, ...]]  # only entries that not every rank has
     covered: tuple[Covered, ...]
     files: Mapping[str, FileFacts]
     started: str  # UTC, ISO 8601

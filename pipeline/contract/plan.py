@@ -39,12 +39,12 @@ class Layout:
 class OpPlan:
     """One op at one set of shapes, over all its buckets.
 
-    `op` names an adapter of `pipeline.tune.ops`. `shape` holds sizes in elements as one rank sees them: for a
+    `op` names an adapter of `pipeline.tune.ops`. `shape` has sizes in elements as one rank sees them: for a
     GEMM `n` and `k` (a row-major activation `[tokens, k]` times a weight `[n, k]` transposed), for MoE layers
     `experts`, `local_experts`, `hidden`, `intermediate`, `top_k`, and `tp` and `ep`: how many ranks divide each
     expert and how many deal the experts out. `dtypes` maps the adapter's tensor names to torch dtype names. `buckets`
     are token counts, ascending. `backends` compete for each bucket; empty where an adapter has no choice. `options`
-    are read by the adapter (docs/models.md lists them). `ranks` lists the ranks that hold the op; empty means all.
+    are read by the adapter (docs/models.md lists them). `ranks` lists the ranks that have the op; empty means all.
     `name`, `layers` (how many layers of the model run it), `notes` and `unserved` (why no server looks its entries up;
     empty where one may) are for people and stay out of the digest.
     """
@@ -96,7 +96,7 @@ class EngineRun:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a tuning run is told. `device` is `cpu` or `cuda`; `arch` FlashInfer's name for it.
+    """The input of a tuning run. `device` is `cpu` or `cuda`; `arch` FlashInfer's name for it.
 
     `notes` are remarks for people about the whole plan, outside the digest like `untuned`. A plan with an `engine` has
     no ops: what is tuned is the engine's own choice.

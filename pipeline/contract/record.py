@@ -24,7 +24,7 @@ class RecordInvalid(CacheRefused):
 class Host:
     """The host half: one GPU name per rank in rank order, the driver, and for `cpu-*` the processor.
 
-    `cpu` holds `model`, `flags` (sha256 of the sorted flag list) and `threads` (per rank, as text); empty on GPUs.
+    `cpu` has `model`, `flags` (sha256 of the sorted flag list) and `threads` (per rank, as text); empty on GPUs.
     """
 
     gpus: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """Folders in which something is made before it is renamed into its place, and what is left of them after a SIGKILL.
 
-No name and no process number tells whether the maker still runs: it may be in another container. A lock does. The
-maker holds that of its folder, and the kernel drops it with the process, on whatever side of a mount that ran.
+No name and no process number shows whether the maker still runs: it may be in another container. A lock does. The
+maker locks its folder, and the kernel drops the lock when the process ends, in whatever container that ran.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def scratch(folder: Path, prefix: str, rescue: Callable[[Path], None] = lambda _
     """
     with alone(folder, lambda: None):  # nobody looks between the making of a folder and its lock
         for left in sorted(folder.glob(f"{prefix}*")):
-            with contextlib.suppress(OSError), _locked(left):  # held, somebody else's, or none of ours
+            with contextlib.suppress(OSError), _locked(left):  # locked by its maker, or not a folder of this kind
                 rescue(left)
                 shutil.rmtree(left, ignore_errors=True)
         made = Path(tempfile.mkdtemp(dir=folder, prefix=prefix))
@@ -42,7 +42,7 @@ def scratch(folder: Path, prefix: str, rescue: Callable[[Path], None] = lambda _
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; raise `OSError` where somebody holds it, or where there are none."""
+    """Lock a folder; raise `OSError` where another process has it locked, or where there are no locks."""
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -38,7 +38,7 @@ class FileMissing(UsageError):
 
 
 class Unreadable(CacheRefused):
-    """The bytes hold no JSON object at all; `because` is the cause's short name."""
+    """The bytes are no JSON object; `because` is the cause's short name."""
 
     def __init__(self, because: str, message: str, *, hint: str = "tune again, or take an intact copy") -> None:
         super().__init__(message, hint=hint)

@@ -43,7 +43,7 @@ def test_a_root_that_is_none(tmp_path):
     (tmp_path / "link").symlink_to("empty")
     with pytest.raises(FileMissing):
         walk(tmp_path / "link")
-    assert found(tmp_path / "empty")[0].endswith("holds no cache")
+    assert found(tmp_path / "empty")[0].endswith("has no cache")
     assert find_keys(tmp_path / "none") == ()
 
 

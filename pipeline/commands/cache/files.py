@@ -132,7 +132,7 @@ def _sides(target: str) -> Iterator[dict[str, Side]]:
     with opened(target) as root:
         tree = walk(root)
         if not tree.keys:
-            raise NoCacheInImage(f"{target} holds no cache", hint="a cache root holds <version>/<arch>/<hash>/")
+            raise NoCacheInImage(f"{target} has no cache", hint="a cache root has <version>/<arch>/<hash>/")
         yield {
             str(one.key): Side.of(f"{target} {one.key}", read_cache(one.cache_path, where=str(one.key)), one.manifest)
             for one in tree.keys
