@@ -62,6 +62,8 @@ class Adapter(Protocol):
 
 
 PROMPT = (1, 5, 9, 13)
+# torch asks for the user's name, and a user without one (`--user 12345`) ends the start (seen with torch 2.11).
+NAMELESS = {"USER": "server"}
 ADDRESS = ("--host", "127.0.0.1", "--port", PORT)
 # Options that a start for warming up sets itself, with the number of values that each has.
 REPLACED = {

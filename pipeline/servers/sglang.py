@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .adapter import ADDRESS, PROMPT, REPLACED, Adapter, Event, Phase, Ways, below
+from .adapter import ADDRESS, NAMELESS, PROMPT, REPLACED, Adapter, Event, Phase, Ways, below
 from .words import Words, without
 
 _FACTS = """
@@ -104,7 +104,7 @@ class _Sglang:
             "CUTE_DSL_CACHE_DIR": "cute_dsl",
             "TVM_FFI_CACHE_DIR": "tvm_ffi",
         }
-        return below(root, places)
+        return {**below(root, places), **NAMELESS}
 
     def requests(self, words: Words) -> tuple[Ways, ...]:  # noqa: ARG002 - no name of the model is asked for
         """Token ids, since there is no tokenizer."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .adapter import ADDRESS, PROMPT, REPLACED, Adapter, Event, Phase, Ways, below
+from .adapter import ADDRESS, NAMELESS, PROMPT, REPLACED, Adapter, Event, Phase, Ways, below
 from .words import Words, values, without
 
 # Prints one JSON object: versions, where FlashInfer looks for modules built ahead of time, what vLLM's hash holds.
@@ -83,7 +83,7 @@ class _Vllm:
             "TVM_FFI_CACHE_DIR": "tvm_ffi",
             "TLLM_AUTOTUNER_CACHE_PATH": "trtllm/autotune.json",
         }
-        return {**below(root, places), "VLLM_NO_USAGE_STATS": "1"}
+        return {**below(root, places), **NAMELESS, "VLLM_NO_USAGE_STATS": "1"}
 
     def requests(self, words: Words) -> tuple[Ways, ...]:
         """Token ids and no text, since there is no tokenizer."""

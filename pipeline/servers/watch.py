@@ -37,6 +37,7 @@ _STOP = 30.0
 _COMPILERS = frozenset({"cc1plus", "cc1", "cicc", "ptxas", "ninja", "collect2", "clang", "lld"})
 # What lies there is no part of an image, or changes by itself.
 _SKIPPED = frozenset({"/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/run"})  # noqa: S108
+_ASKS = frozenset({b"--version", b"-dumpversion", b"-dumpmachine", b"-v", b"-V"})
 _NAMED = ("VLLM", "sglang")  # how the servers name their ranks
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -218,7 +219,7 @@ class _Observer:
     def _look(self) -> None:
         start, alive = self.start, {}
         for pid, (name, state, _) in _processes().items():
-            if name in _COMPILERS and self._seen.get(pid) != name:
+            if name in _COMPILERS and self._seen.get(pid) != name and not _asked(pid):
                 start.compilers[name] = start.compilers.get(name, 0) + 1
             self._seen[pid] = name
             if name.startswith(_NAMED):
@@ -235,6 +236,14 @@ def _who(start: Start) -> str:
     stopped = [name for name, state in start.processes.items() if state in ("T", "t")]
     said = [f"{name} {start.processes[name]}" for name in ended[:4]] + [f"{name} was stopped" for name in stopped]
     return f" ({'; '.join(said)})" if said else ""
+
+
+def _asked(pid: int) -> bool:
+    """Whether a compiler is asked for its version alone, as Triton and torch do at each start."""
+    try:
+        return not _ASKS.isdisjoint(Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0"))
+    except OSError:
+        return False
 
 
 def _title(pid: int, name: str) -> str:
