@@ -47,7 +47,8 @@ def _start(plan: Plan, model: str) -> str:
     alone = f" (--ops {','.join(names)} plans only these)" if len(names) < len(plan.ops) else ""
     return (
         f"of a server's cold start this replaces the tuning of {', '.join(names)} alone{alone}: not torch.compile, "
-        f"Triton kernels and modules that are compiled at the start, which {server_command(model)} bakes as well; and neither replaces "
+        "Triton kernels and modules that are compiled at the start, "
+        f"which {server_command(model)} bakes as well; and neither replaces "
         "loading weights and capturing CUDA graphs"
     )
 
