@@ -32,7 +32,7 @@ def check(root: Path, file: str = FILE) -> Result:
             f"usual for these: {usual}"
         )
     files: Mapping[str, bytes] = {}
-    if has_templates(root):
+    if versions.own and has_templates(root):  # another project's templates/ may be anything
         try:
             files = render(root, versions)
             result.findings += compare(root, files)

@@ -59,7 +59,7 @@ class _Strict(BaseModel):
 
 
 class _Variable(_Strict):
-    default: Word
+    default: Annotated[str, Field(max_length=1000, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
 class Governs(_Strict):
@@ -213,6 +213,9 @@ def read(data: bytes, file: str = FILE) -> Versions:
     governs = read_file.governs
     if governs is None:
         governs = {name: what for name, what in _USUAL.items() if name in raw}
+    problems += [
+        (lines[n], f"variable.{n}.default: is empty") for n in raw if not raw[n] and read_file.governs is not None
+    ]
     values = _expanded(raw, lines, problems)
     _judge(raw, values, governs, text=text, problems=problems)
     locks = {}

@@ -376,12 +376,14 @@ def test_the_tree_of_another_project(tmp_path: Path, capsys: pytest.CaptureFixtu
         "FLASHINFER_VERSION": "0.6.8.post1",
         "TIMM_VERSION": ">=1.0.17",
         "ARCHS": "8.0 9.0",
+        "EMPTY": "",
     }
     whole = {"_comment": "generated", "variable": {name: {"default": value} for name, value in variables.items()}}
     args = "\n".join(f'ARG {name}="{value}"' for name, value in variables.items())
     dockerfile = f"{args}\nARG OTHER_VERSION=1\nFROM nvidia/cuda:${{CUDA_VERSION}}-devel-ubuntu22.04 AS base\n"
     files = {
         "docker/versions.json": json.dumps(whole),
+        "templates/page.j2": "{{ title }}",
         "docker/Dockerfile": dockerfile,
         "docker/Dockerfile.cpu": "FROM scratch\nARG CUDA_VERSION=12.8\n",
         "requirements/cuda.txt": "flashinfer-python==0.6.8.post1\nflashinfer-cubin==0.6.7\ntorch==2.11.0\n",

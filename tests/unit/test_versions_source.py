@@ -45,7 +45,7 @@ def test_our_own_file_holds_what_people_decide_on() -> None:
         ('{"variable": {\n  "A": {"default": "1"},\n}}', "is not JSON: a comma before a closing bracket"),
         ('{"variable": {"A": {"default": 1}}}', "versions.json:1: variable.A.default: must be a string"),
         ('{"variable": {"A": {"default": null}}}', "variable.A.default: must be a string"),
-        ('{"variable": {"A": {"default": ""}}}', "variable.A.default: is empty"),
+        (source({"A": ""}, {}), "versions.json:3: variable.A.default: is empty"),
         (
             '{"variable": {"A": {"default": "1\\u0007"}}}',
             "variable.A.default: must be one line without control characters",
