@@ -14,6 +14,7 @@ import release_samples as samples
 from release_registries import NOBODY, PASSWORD, QUICK, USER, auth_of, command
 
 from pipeline.cache.store import check_root
+from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.exits import Exit
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 from pipeline.registry.client import Registry
@@ -23,6 +24,26 @@ from pipeline.release import caches, media
 
 def files(root):
     return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def test_all_that_is_pushed_can_be_pulled_and_read_in_place(plain, pipeline, tmp_path):
+    """More than 64 MiB unpacked: five keys whose files are padded with spaces."""
+    for number in range(5):
+        place = cache_samples.write(tmp_path / "root", f"NVIDIA H{number}00")
+        data = (place / CACHE_FILE).read_bytes() + b" " * (14 << 20)
+        (place / CACHE_FILE).write_bytes(data)
+        manifest = json.loads((place / MANIFEST_FILE).read_text())
+        manifest["files"][CACHE_FILE] = {"size": len(data), "sha256": sha256_bytes(data)}
+        (place / MANIFEST_FILE).write_text(json.dumps(manifest))
+    name = f"oci://{plain.host}/caches/large:one"
+    assert pipeline("cache", "push", tmp_path / "root", name).returncode == 0
+    done = pipeline("cache", "pull", name, "-o", tmp_path / "back")
+    assert done.returncode == 0, done.stderr
+    assert files(tmp_path / "back") == files(tmp_path / "root")
+    rows = json.loads(pipeline("cache", "ls", name, "--json").stdout)
+    assert len(rows) == 5 and all(row["path"].startswith(f"{name} ") for row in rows)
+    assert pipeline("cache", "diff", name, tmp_path / "root").returncode == 0
+    assert pipeline("explain", name).returncode in (0, 7)
 
 
 def test_there_and_back_and_by_oras_and_skopeo(plain, pipeline, tmp_path):
