@@ -25,7 +25,6 @@ from pipeline.contract.places import FAILURE_FILE
 from pipeline.flashinfer.leader import check_leader
 
 from .arguments import parser
-from .judging.budget import seconds_per_bucket
 from .needed import need_torch
 from .planfile import read_plan
 from .save import open_out
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from .supervise import Nodes
 
 
-MOST_JURORS = 8  # each holds a context and the weights of one op on its device
+MOST_WORKERS = 8  # each holds a context and the weights of one op on its device
 
 
 class Unsaid(UsageError):
@@ -64,9 +63,8 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
         return tune_with_engine(plan, arguments.out.resolve(), max_wait=arguments.engine_max_wait)
     check_leader(arguments.strategy, plan)  # before any rank is started: a rank needs long to import
     nproc = plan.layout.world if arguments.nproc is None else arguments.nproc
-    budget = seconds_per_bucket(plan.device) if arguments.judge_budget is None else arguments.judge_budget
-    if arguments.jurors is not None and not 0 <= arguments.jurors <= MOST_JURORS:
-        raise UsageError(f"--jurors {arguments.jurors} is not between 0 and {MOST_JURORS}", hint="3 are enough")
+    if arguments.workers is not None and not 0 <= arguments.workers <= MOST_WORKERS:
+        raise UsageError(f"--workers {arguments.workers} is not between 0 and {MOST_WORKERS}", hint="1 is enough")
     if not plan.ops:
         raise NothingPlanned(
             f"the plan of {plan.model} tunes nothing",
@@ -86,9 +84,10 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
 
     words = ["--plan", str(arguments.plan.resolve()), "--out", str(arguments.out.resolve())]
     words += ["--timeout", str(arguments.timeout)]
-    words += ["--judge", arguments.judge, "--judge-budget", str(budget)]
-    if arguments.jurors is not None:
-        words += ["--jurors", str(arguments.jurors)]
+    words += ["--compare", arguments.compare]
+    for name in ("compare_budget", "workers"):
+        if (value := getattr(arguments, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
     words += ["--share-gpu"] * arguments.share_gpu
     if arguments.strategy:
         words += ["--strategy", arguments.strategy]

@@ -6,7 +6,6 @@ from pipeline.contract.bounds import budget, seconds, whole
 from pipeline.contract.commandline import Parser, path
 from pipeline.contract.plan import MOST_RANKS
 
-from .judging.budget import CPU_SECONDS, GPU_SECONDS
 from .strategy import STRATEGIES
 
 
@@ -43,22 +42,25 @@ def parser() -> Parser:
     )
     found.add_argument("--stage", action="store_true", help="write failures to OUT/failure.json and end with 0")
     found.add_argument(
+        "--compare",
         "--judge",
         choices=("on", "off"),
         default="on",
-        help="measure the leading tactics and the default again before choosing; off: FlashInfer's argmin",
+        help="time the fastest tactics beside the default before choosing; off: FlashInfer's argmin",
     )
     found.add_argument(
+        "--compare-budget",
         "--judge-budget",
         type=budget,
         metavar="S",
-        help=f"bound of all judging: seconds times ops times buckets ({GPU_SECONDS:g} on GPUs, else {CPU_SECONDS:g})",
+        help="bound of all comparing: seconds times ops times buckets (default: 1)",
     )
     found.add_argument(
+        "--workers",
         "--jurors",
         type=int,
         metavar="N",
-        help="processes beside each rank in which choices are judged as well (default: 3 on a GPU, none on a CPU)",
+        help="processes beside each rank that time entries as well (default: 1 on a GPU, none on a CPU)",
     )
     found.add_argument(
         "--engine-max-wait", type=seconds, default=7200, metavar="S", help="bound of an engine's own start, seconds"

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from pipeline.contract.digest import canonical_json
 from pipeline.contract.errors import WarmUpError
 from pipeline.contract.manifest import Covered
 from pipeline.contract.plan import OpPlan, Plan
 
 from . import flashinfer_api
 from .doubts import doubt, least_ms
-from .judging.judged import Judged
-from .judging.rule import HIGH
 from .ops import Case
 from .tuner import Lookup, ObservedTuner, Sample
 
 if TYPE_CHECKING:
     import torch
 
+    from .compare.entries import Compared
+
 _at = flashinfer_api.load()
-_CAN_TIE = "tie_tolerance" in inspect.signature(_at.autotune).parameters
 
 
 class CoverageMissing(WarmUpError):
@@ -40,14 +39,12 @@ class Call:
 
 
 @contextmanager
-def settings(plan: Plan, op: OpPlan, *, tune: bool, ties: bool = False) -> Iterator[None]:
+def settings(plan: Plan, op: OpPlan, *, tune: bool) -> Iterator[None]:
     """FlashInfer's `autotune()` with this op's buckets, this plan's rounding and skip_ops.
 
-    Buckets and rounding enter every key, so tuning, checking and replaying must use the same; a server too. With
-    `ties`, a FlashInfer that can (0.7) already keeps the first of nearly equal tactics.
+    Buckets and rounding enter every key, so tuning, checking and replaying must use the same; a server too.
     """
-    more = {"tie_tolerance": HIGH} if ties and _CAN_TIE else {}
-    with _at.autotune(tune, tuning_buckets=op.buckets, round_up=plan.round_up, skip_ops=set(plan.skip_ops), **more):
+    with _at.autotune(tune, tuning_buckets=op.buckets, round_up=plan.round_up, skip_ops=set(plan.skip_ops)):
         yield
 
 
@@ -89,7 +86,7 @@ class Measured:
     def __init__(self, earlier: Sequence[Covered] = ()) -> None:
         self._samples: dict[tuple[str, str, Any], list[Sample]] = {}
         self._earlier = {row.entry: row for row in earlier}
-        self.judged: dict[str, Judged] = {}  # by file key
+        self.compared: dict[str, Compared] = {}  # by file key
 
     def add(self, op: OpPlan, samples: Sequence[Sample]) -> None:
         """Keep the samples of one op."""
@@ -117,13 +114,14 @@ class Measured:
             entry=lookup.key,
             runner=lookup.runner,
             tactic=lookup.tactic,
-            candidates=len(tried),
-            failed=sum(1 for s in tried if not isfinite(s.time_ms)),
+            # Distinct ones: a newer FlashInfer times some of them twice
+            candidates=len({(s.runner, canonical_json(s.tactic)) for s in tried}),
+            failed=len({(s.runner, canonical_json(s.tactic)) for s in tried if not isfinite(s.time_ms)}),
             time_ms=round(times[0], 6) if times and isfinite(times[0]) else None,
             note=note,
         )
-        judged = self.judged.get(lookup.key)
-        return row if judged is None else _judged(row, judged)
+        compared = self.compared.get(lookup.key)
+        return row if compared is None else _with_times(row, compared)
 
     def why_missing(self, op: OpPlan, lookup: Lookup) -> str:
         """What is known about a bucket without an entry."""
@@ -137,19 +135,19 @@ class Measured:
         return f"{len(tried)} tactics were tried, {len(errors) or 'none'} failed here: {'; '.join(errors[:3])}"
 
 
-def _judged(row: Covered, judged: Judged) -> Covered:
-    """A row with what judging found: times side by side with the default, and what decided."""
-    note = "; ".join(part for part in (row.note, judged.note) if part)
-    if judged.ratio is None:  # not judged after all
+def _with_times(row: Covered, found: Compared) -> Covered:
+    """A row with what comparing found: times side by side with the default, and what decided."""
+    note = "; ".join(part for part in (row.note, found.note) if part)
+    if found.ratio is None:  # not compared after all
         return replace(row, note=note)
     return replace(
         row,
-        candidates=max(row.candidates, judged.candidates),
-        failed=max(row.failed, judged.failed),
-        time_ms=judged.time_ms,
-        default_ms=judged.default_ms,
-        ratio=judged.ratio,
-        spread=judged.spread,
-        decided_by=judged.decided_by,
+        candidates=max(row.candidates, found.candidates),
+        failed=max(row.failed, found.failed),
+        time_ms=found.time_ms,
+        default_ms=found.default_ms,
+        ratio=found.ratio,
+        spread=found.spread,
+        decided_by=found.decided_by,
         note=note,
     )

@@ -7,9 +7,10 @@ tuned, and not in the middle. Works with 0.6.16.post3 and 0.7.4; what only newer
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -32,6 +33,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "_collect_metadata", "_METADATA_KEY", "_tactic_to_json", "_json_to_tactic", "_tactic_to_json_hashable",
         "delay_kernel",
     ),
+    "flashinfer.utils": ("_get_cache_buf",),
     "flashinfer.version": ("__version__",),
     "flashinfer.jit.env": ("FLASHINFER_WORKSPACE_DIR", "FLASHINFER_CACHE_DIR"),
 }  # fmt: skip
@@ -144,6 +146,72 @@ def entries(tuner: Any) -> dict[str, Held]:  # noqa: ANN401 - an AutoTuner
             key.runner_class_name, at._tactic_to_json(tactic), at._tactic_to_json(policy), selection
         )
     return held
+
+
+def offered(runners: Sequence[Any], inputs: list[Any]) -> tuple[tuple[int, Any], ...]:
+    """The tactics that each runner offers now for these inputs: (place of the runner, tactic)."""
+    return tuple(
+        (place, tactic) for place, runner in enumerate(runners) for tactic in runner.get_valid_tactics(inputs, None)
+    )
+
+
+def prepare(question: Any, runner: int) -> None:  # noqa: ANN401 - a Question
+    """What FlashInfer does once for a runner before it measures its tactics, where the runner can be prepared."""
+    code = question.runners[runner].forward.__code__
+    if "do_preparation" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+        question.runners[runner](list(question.inputs), tactic=-1, do_preparation=True, **question.kwargs)
+
+
+@contextlib.contextmanager
+def defaults_for(tuner: Any, file_keys: Collection[str]) -> Iterator[None]:  # noqa: ANN401 - an AutoTuner
+    """Let these entries answer with the default for a while."""
+    tuned = {key: value for key, value in tuner.profiling_cache.items() if key.file_key in file_keys}
+    loaded = {key: value for key, value in tuner._file_configs.items() if key in file_keys}
+    tuner.profiling_cache.update({key: (-1, value[1]) for key, value in tuned.items()})
+    tuner._file_configs.update({key: (value[0], -1) for key, value in loaded.items()})
+    try:
+        yield
+    finally:
+        tuner.profiling_cache.update(tuned)
+        tuner._file_configs.update(loaded)
+
+
+@contextlib.contextmanager
+def without(tuner: Any, tactics: Sequence[Mapping[str, Any]]) -> Iterator[None]:  # noqa: ANN401 - an AutoTuner
+    """Keep tactics (`custom_op`, `runner`, `tactic`) out of what their runners offer to FlashInfer's tuning."""
+    invalid = tuner._blocklist._invalid
+    before = {name: set(values) for name, values in invalid.items()}
+    for one in tactics:
+        invalid.setdefault(f"{one['custom_op']}::{one['runner']}", set()).add(tactic_hashable(one["tactic"]))
+    try:
+        yield
+    finally:
+        invalid.clear()
+        invalid.update(before)
+
+
+def scratch_buffer(name: str, size: int, device: Any) -> Any:  # noqa: ANN401
+    """FlashInfer's own scratch buffer of an op, `size` bytes: its size is in some keys."""
+    return _named("flashinfer.utils", "_get_cache_buf")(name, size, device)
+
+
+def gemm_dispatch(name: str) -> tuple[Any, int]:
+    """A dispatcher of gemm_base in which several backends compete, and the size of its scratch buffer."""
+    return _named("flashinfer.gemm.gemm_base", name), _named("flashinfer.gemm.gemm_base", "DEFAULT_WORKSPACE_SIZE")
+
+
+def jit_spec(module: str, name: str, *arguments: object) -> Any:  # noqa: ANN401 - a JitSpec
+    """One JIT module of FlashInfer's, by the function that describes it; raise `FlashInferMoved`."""
+    return _named(module, name)(*arguments)
+
+
+def _named(module: str, name: str) -> Any:  # noqa: ANN401
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise FlashInferMoved(
+            f"FlashInfer {version()} has no {module}.{name}", hint="use another FlashInfer, or fix pipeline/tune"
+        ) from error
 
 
 def tactic_json(tactic: Any) -> Any:  # noqa: ANN401 - whatever a runner offers

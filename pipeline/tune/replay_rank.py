@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline import log
 from pipeline.cache.otherkeys import OTHERS, other_keys
 from pipeline.cache.tree import load_manifest
 from pipeline.contract.digest import sha256_file
@@ -67,11 +68,17 @@ class Replay:
     def _one(self, op: OpPlan, case: Case, tokens: int, bucket: int, entries: list[str]) -> None:
         self.tuner.watch.clear()
         self.tuner.watch.questions = questions = list["Question"]()
+        from .inputs import excess_of
+
         excess, error = 0.0, ""
         try:
-            excess = case.excess(tokens, case.call(tokens))
+            out = case.call(tokens)
         except Exception as failure:  # noqa: BLE001 - a tactic may fail in any way; that is a finding
             error = f"{type(failure).__name__}: {failure}"
+        else:
+            excess, said = excess_of(case, tokens, out)
+            if said:
+                log.warn(f"{op.name} at {tokens} tokens: {said}")
         self.tuner.watch.questions = None
         asked = list(self.tuner.watch.lookups)
         lookups = [one for one in asked if one.hit or tokens == bucket or op.options.get("hits") != "exact"]

@@ -26,10 +26,11 @@ from . import flashinfer_api
 from . import rank as life
 from .agreement import one_gpu_each
 from .attempt import read_crashes
+from .compare.compare import CPU_SECONDS, GPU_SECONDS, Budget
+from .compare.workers import GPU_WORKERS, Workers
 from .coverage import Measured
 from .cpu_shim import CPU_KNOBS
 from .device import shared_note, take_device
-from .judging.jury import GPU_JURORS, Jury
 from .ops import adapter_of
 from .planfile import read_plan
 from .previous import Earlier, find_earlier
@@ -40,7 +41,6 @@ from .strategy import SYNCHRONIZED, Strategy, choose
 from .tuner import BLOCKLIST, ObservedTuner
 
 if TYPE_CHECKING:
-    from .judging.budget import Budget
     from .ops import Case
     from .steps import Steps
 
@@ -66,9 +66,9 @@ class Options:
     work: Path
     timeout: float
     previous: Path | None
-    judge: str = "on"
-    judge_budget: float = 1.0
-    jurors: int | None = None  # processes beside each rank in which sittings are held; None: what the device needs
+    compare: str = "on"
+    compare_budget: float | None = None  # seconds for each bucket of an op; None: what the device needs
+    workers: int | None = None  # processes beside each rank that time entries as well; None: what the device needs
     share_gpu: bool = False
     strategy: str = ""
     state: Path | None = None
@@ -97,12 +97,11 @@ class Session:
     blocked: list[dict[str, Any]] = field(default_factory=list)  # tactics found wrong or crashing
     modules: tuple[Module, ...] = ()
     phases: dict[str, float] = field(default_factory=dict)  # seconds by phase
-    budget: Budget | None = None
-    to_judge: int = 0  # buckets, over all ops, that this rank is to judge
+    compare_budget: Budget = field(default_factory=lambda: Budget(0.0))
     notes: list[str] = field(default_factory=list)
     strategy: Strategy = field(default_factory=lambda: Strategy(SYNCHRONIZED, ""))
     began_with: frozenset[str] = frozenset()  # keys of the entries that all ranks were given
-    jury: Jury = field(default_factory=Jury)
+    workers: Workers = field(default_factory=Workers)
     unkept: str = ""  # why this rank could not keep what it had finished
 
     @contextlib.contextmanager
@@ -173,7 +172,7 @@ def begin(options: Options, steps: Steps) -> Session:
     plan = read_plan(options.plan)
     rank, world = life.environment()
     device = take_device(plan, share_gpu=options.share_gpu)
-    options = replace(options, jurors=jurors_wanted(options, device))
+    options = replace(options, workers=workers_wanted(options, device), compare_budget=_seconds(options, device))
     tuner = ObservedTuner(CPU_KNOBS if device.type == "cpu" else {}, on_try=steps.attempt)
     flashinfer_api.install(tuner)
     ranks = join(rank, world, options.timeout, steps, holders(plan, world))
@@ -229,20 +228,27 @@ def deciding(options: Options, strategy: Strategy, record: Record, tuner: Observ
         "ranks": world,
         "warmup": tuner.warmup,
         "repeat": tuner.repeat,
-        "judging": [options.judge, options.judge_budget, options.jurors],
+        "comparing": [options.compare, options.compare_budget, options.workers],
         "share_gpu": options.share_gpu,
     }
 
 
-def jurors_wanted(options: Options, device: torch.device) -> int:
-    """How many jurors a rank has: as asked; else none on a CPU, whose kernels do not depend on the process, nor where
+def workers_wanted(options: Options, device: torch.device) -> int:
+    """How many workers a rank has: as asked; else none on a CPU, whose kernels do not depend on the process, nor where
     ranks share a GPU and no time means anything.
     """
-    if options.judge == "off":
+    if options.compare == "off":
         return 0
-    if options.jurors is not None:
-        return options.jurors
-    return GPU_JURORS if device.type == "cuda" and not options.share_gpu else 0
+    if options.workers is not None:
+        return options.workers
+    return GPU_WORKERS if device.type == "cuda" and not options.share_gpu else 0
+
+
+def _seconds(options: Options, device: torch.device) -> float:
+    """The bound of comparing for each bucket of an op."""
+    if options.compare_budget is not None:
+        return options.compare_budget
+    return GPU_SECONDS if device.type == "cuda" else CPU_SECONDS
 
 
 def _device_facts(rank: int, device: torch.device) -> dict[str, Any]:
@@ -265,7 +271,7 @@ def _terms(plan: Plan, record: Record, options: Options) -> dict[str, Any]:
         "timeout": options.timeout,
         "strategy": options.strategy,
         "resume": [str(options.state or ""), options.resume],
-        "judging": [options.judge, options.judge_budget, options.jurors],
+        "comparing": [options.compare, options.compare_budget, options.workers],
         "crashed tactics": [one.told() for one in read_crashes(options.crashed)],
         "environment record": record.key_inputs(),
         "FlashInfer's environment variables": {

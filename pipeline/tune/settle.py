@@ -80,11 +80,15 @@ def check_saved(session: Session) -> tuple[Path, list[Covered]]:
         if not is_skipped(op.op, session.plan.skip_ops):
             rows[index] = cover(tuner, session.plan, op, case, session.measured)
     session.seconds = time.monotonic() - session.began
-    undecided = session.budget.told() if session.budget is not None else ""
     said: list[tuple[float, dict[int, list[Covered]], list[dict[str, Any]], list[str]]] = ranks.gather(
-        (session.seconds, rows, session.blocked, [*session.jury.notes, session.unkept, undecided])
+        (
+            session.seconds,
+            rows,
+            session.blocked,
+            [*session.notes, *session.workers.notes, session.unkept, session.compare_budget.note()],
+        )
     )
-    session.notes += dict.fromkeys(note for _, _, _, notes in said for note in notes if note)
+    session.notes = list(dict.fromkeys(note for _, _, _, notes in said for note in notes if note))
     session.facts = [
         {**fact, "seconds": round(seconds, 3)} for fact, (seconds, _, _, _) in zip(session.facts, said, strict=True)
     ]
@@ -140,9 +144,9 @@ def manifest_of(
             "nproc": world,
             "warmup": session.tuner.warmup,
             "repeat": session.tuner.repeat,
-            "judge": session.options.judge,
-            "judge_budget": session.options.judge_budget,
-            "jurors": session.options.jurors,
+            "compare": session.options.compare,
+            "compare_budget": session.options.compare_budget,
+            "workers": session.options.workers,
             "share_gpu": session.options.share_gpu,
         },
         substitutions=SUBSTITUTIONS if session.device.type == "cpu" else (),

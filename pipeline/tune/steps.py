@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,24 +92,6 @@ class Steps:
             if before is not None and not before["entry"] and before["tactic"] != -1:
                 changes["returned"] = self._now.returned + 1
             self._write(trying=None if attempt is None else attempt.fits, **changes)
-
-    def attempts(self, these: Mapping[int, Attempt]) -> Callable[[int], None]:
-        """What says by its number which of `these` is run now: for many short runs, as long as nothing else is said.
-
-        The texts are made beforehand, all but the time. Making one takes 16 µs, and what that leaves in the processor's
-        caches made a sample of 0.1 ms behind it 10 to 12 % longer; like this it is 1 to 2 µs, and 2 to 3 % (seen).
-        """
-        made: dict[int, tuple[RankStep, bytes]] = {}
-        for number, attempt in these.items():
-            step = replace(self._now, trying=attempt.fits)
-            said = {name: value for name, value in vars(step).items() if name != "changed"}
-            made[number] = step, _json(said)[:-1] + b', "changed": '
-
-        def say(number: int) -> None:
-            self._now, text = made[number]
-            self._store(text + b"%.6f}" % time.monotonic())
-
-        return say
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:

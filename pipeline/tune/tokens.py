@@ -19,12 +19,13 @@ def replay_tokens(buckets: Sequence[int]) -> list[int]:
     return sorted({*buckets, *(bucket + 1 for bucket in buckets), *halfway})
 
 
-_BETWEEN = (0.21, 0.47, 0.77)  # of the way between two buckets: odd counts, and in the middle one that is padded
+_BETWEEN = (0.47, 0.77)  # of the way between two buckets: one that is padded, and an odd one
+_LARGE, _BETWEEN_LARGE = 1024, (0.21,)  # from there on one is enough: fewer kernels compete
 _PADDED = 8  # to multiples of which servers pad, and libraries offer other kernels there than right beside it
 
 
-def judged_tokens(op: OpPlan, plan: Plan, bucket: int) -> list[int]:
-    """The token counts at which a bucket's entry is judged: the bucket, and up to three others that it answers.
+def compared_tokens(op: OpPlan, plan: Plan, bucket: int) -> list[int]:
+    """The token counts at which a bucket's candidates are compared: the bucket, and one or two that it answers.
 
     An entry often names a place in a list that a library makes for each token count anew, so that the best at the
     bucket may be a poor choice beside it, and again another one at the multiples of eight to which servers pad. An
@@ -37,10 +38,10 @@ def judged_tokens(op: OpPlan, plan: Plan, bucket: int) -> list[int]:
         low, high = (op.buckets[place - 1] if place else 0), bucket
     else:
         low, high = bucket, op.buckets[min(place + 1, len(op.buckets) - 1)]
-    beside = [low + round((high - low) * part) for part in _BETWEEN]
-    padded = _PADDED * round(beside[1] / _PADDED)
-    if low < padded < high:
-        beside[1] = padded
+    beside = [low + round((high - low) * part) for part in (_BETWEEN if bucket < _LARGE else _BETWEEN_LARGE)]
+    padded = _PADDED * round(beside[0] / _PADDED)
+    if bucket < _LARGE and low < padded < high:
+        beside[0] = padded
     return [bucket, *sorted({*beside} - {0, low, high})]
 
 

@@ -68,7 +68,9 @@ class Sample:
 class Question:
     """What one call of an op asked the AutoTuner: enough to run any of its tactics again and to write its entry.
 
-    `config` is the op's TuningConfig with the plan's buckets in it, `inputs` are the caller's real tensors.
+    `config` is the op's TuningConfig with the plan's buckets in it, `inputs` are the caller's real tensors, `offered`
+    the tactics of each runner, by its place. They are read while the question is asked: the two products of
+    cutlass_fused_moe share one runner, which offers the tactics of whichever product was asked for last.
     """
 
     custom_op: str
@@ -77,6 +79,7 @@ class Question:
     inputs: list[Any]
     kwargs: Mapping[str, Any]
     lookup: Lookup
+    offered: tuple[tuple[int, Any], ...] = ()
 
 
 @dataclass
@@ -129,6 +132,7 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
         self._forbid = forbid
         self._op = ""
         self._kwargs: Mapping[str, Any] = {}
+        self._offered: tuple[tuple[int, Any], ...] = ()
 
     def tried(self, attempt: Attempt | None, words: str = "") -> None:
         """Note the tactic that is run now; None when it has been."""
@@ -142,6 +146,8 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
             raise ReplayMeasured(f"{custom_op} was called in tuning mode")
         outer, self._op, self._kwargs = self._op, custom_op, kwargs
         runners = kwargs["runners"] if "runners" in kwargs else args[0]
+        if self.watch.questions is not None:
+            self._offered = flashinfer_api.offered(runners, kwargs["inputs"] if "inputs" in kwargs else args[2])
         try:
             with guarded(runners, custom_op) if self.is_tuning_mode else contextlib.nullcontext():
                 return super().choose_one(custom_op, *args, **kwargs)
@@ -192,7 +198,19 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
             type(runner).__name__,
             _at._tactic_to_json(tactic),
         )
-        return found, Question(custom_op, tuple(runners), tuning_config, list(inputs or ()), self._kwargs, lookup)
+        asked = (custom_op, tuple(runners), tuning_config, list(inputs or ()), self._kwargs, lookup, self._offered)
+        return found, Question(*asked)
+
+    def ask(self, call: Callable[[], object]) -> list[Question]:
+        """What a call asks. The questions hold its tensors."""
+        self.watch.clear()
+        self.watch.questions = []
+        try:
+            call()
+            return self.watch.questions
+        finally:
+            self.watch.questions = None
+            self.tried(None)
 
     def _prepare_input_tensors(self, *args: Theirs, **kwargs: Theirs) -> Theirs:
         with preparing("drawing inputs", self._op):

@@ -9,22 +9,23 @@ from typing import Any
 
 import torch
 
+from pipeline import log
 from pipeline.contract.digest import sha256_json
 from pipeline.contract.plan import OpPlan
 from pipeline.flashinfer.leader import LEADER
 from pipeline.flashinfer.ops import is_skipped
 
 from . import flashinfer_api
+from .compare.compare import Budget, compare_op
 from .coverage import call, settings
 from .cpu_shim import cpu_clock
 from .guard import stops_rank
 from .inputs import seed_for
-from .judging.court import judge_op
 from .keeping import keep
 from .ops import adapter_of
 from .session import Session, holders
 from .strategy import SHARDED, deal
-from .winners import prove
+from .verify import verify
 
 
 def tune(session: Session) -> None:
@@ -40,7 +41,7 @@ def tune(session: Session) -> None:
 def _in_step(session: Session) -> None:
     """Every holder of an op measures it, and FlashInfer averages each time over them."""
     at, ranks = flashinfer_api.load(), session.ranks
-    session.to_judge = sum(len(session.plan.ops[index].buckets) for index, _ in _held(session))
+    _allow(session, sum(len(session.plan.ops[index].buckets) for index, _ in _held(session)))
     for index, group in _held(session):
         buckets = _prepare(session, index, group)
         try:
@@ -56,10 +57,18 @@ def _apart(session: Session) -> None:
     """The ranks agree on everything first; from then on none waits for another until all have measured their share."""
     todo = {index: _prepare(session, index, group) for index, group in _held(session)}
     share = _share(session, todo)
-    session.to_judge = sum(len(buckets) for buckets in share.values())
+    _allow(session, sum(map(len, share.values())))
     for index, buckets in share.items():
         _measure(session, index, buckets, None)
         keep(session, index, buckets, _alone)
+
+
+def _allow(session: Session, buckets: int) -> None:
+    """Set the bound of all comparing, and say it before any."""
+    seconds = (session.options.compare_budget or 0.0) * buckets
+    session.compare_budget = Budget(seconds)
+    if session.options.compare == "on" and session.ranks.rank == 0:
+        log.note(f"comparing {buckets} buckets takes {seconds:.0f} s at most; what is left then keeps the default")
 
 
 def _held(session: Session) -> list[tuple[int, Any]]:
@@ -146,11 +155,11 @@ def _unanswered(session: Session, index: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _to_prove(session: Session, index: int, part: OpPlan, group: Any) -> OpPlan:  # noqa: ANN401
-    """What this rank proves of what it measured: where ranks chose together, each bucket is proved by one of them.
+def _to_verify(session: Session, index: int, part: OpPlan, group: Any) -> OpPlan:  # noqa: ANN401
+    """What this rank verifies of what it measured: where ranks chose together, one of them verifies each bucket.
 
-    The same tactic on the same inputs gives the same result on each of them, and `verify` replays everything on all.
-    A MoE layer is another one on each rank, which proves it for itself.
+    The same tactic on the same inputs gives the same result on each of them, and a replay runs everything on all.
+    A MoE layer is another one on each rank, which verifies its own.
     """
     if group is None or {"tp", "ep"} & set(part.shape):
         return part
@@ -159,7 +168,7 @@ def _to_prove(session: Session, index: int, part: OpPlan, group: Any) -> OpPlan:
 
 
 def _measure(session: Session, index: int, buckets: Sequence[int], group: Any) -> None:  # noqa: ANN401
-    """Let FlashInfer tune these buckets of an op; judge its choice. `group` is None where this rank is alone."""
+    """Let FlashInfer tune these buckets of an op, then compare and verify. `group` is None where this rank is alone."""
     plan, tuner, op = session.plan, session.tuner, session.plan.ops[index]
     if not buckets:
         return
@@ -168,15 +177,15 @@ def _measure(session: Session, index: int, buckets: Sequence[int], group: Any) -
     torch.manual_seed(seed_for(plan.seed, "profiles", index))  # FlashInfer draws its own inputs from the global state
     session.ranks.steps.say(f"tuning {op.name} ({op.op}), {len(buckets)} buckets", op=index + 1)
     tuner.watch.clear()
-    with session.phase("measuring"), settings(plan, part, tune=True, ties=session.options.judge == "on"):
+    with session.phase("measuring"), settings(plan, part, tune=True):
         session.cases[index].call(part.buckets[-1])
     session.measured.add(op, tuner.watch.samples)
     hits = {lookup.key for lookup in tuner.watch.lookups if lookup.hit}
     gather = _alone if group is None else lambda value: session.ranks.gather(value, group)
-    with session.phase("judging"):
-        judge_op(session, part, session.cases[index], before, gather)
-    with session.phase("proving"):
-        prove(session, _to_prove(session, index, part, group), session.cases[index], before, gather)
-    now = flashinfer_api.entries(tuner).keys()  # judging may have moved an entry to another runner
+    with session.phase("comparing"):
+        compare_op(session, part, session.cases[index], before, gather)
+    with session.phase("verifying"):
+        verify(session, _to_verify(session, index, part, group), session.cases[index], before, gather)
+    now = flashinfer_api.entries(tuner).keys()  # comparing may have moved an entry to another runner
     known = set(session.used.get(index, ()))
     session.used[index] = sorted(known | (hits & now) | (now - before))

@@ -19,40 +19,40 @@ from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 from . import rank as life
 
 if TYPE_CHECKING:
-    from .judging.jury import Jury
+    from .compare.workers import Workers
     from .ranks import Ranks
     from .steps import Steps
 
 
-_SITTING = 60.0  # seconds that a juror may take for one sitting, inputs and all
+_PATIENCE = 60.0  # seconds that a timing process may take for one answer, inputs and all
 
 
-def seat(jury: Jury, ranks: Ranks) -> None:
-    """Wait until all jurors have started, before anything is timed; what did not start on a rank no rank counts on."""
-    if not jury.jurors:
+def meet_workers(workers: Workers, ranks: Ranks) -> None:
+    """Wait until all timing processes have started, before anything is timed; where one did not, no rank uses it."""
+    if not workers.all:
         return
-    ranks.steps.say("seating the jurors")
-    said: list[dict[int, str]] = ranks.gather(jury.ready(ranks.steps.tick))
+    ranks.steps.say("starting the timing processes")
+    said: list[dict[int, str]] = ranks.gather(workers.start(ranks.steps.tick))
     for rank, missing in enumerate(said):
         for number, why in missing.items():
-            jury.dismiss(number, f"on rank {rank} it did not start: {why}", for_good=True)
+            workers.dismiss(number, f"on rank {rank} it did not start: {why}")
 
 
 def work(options: argparse.Namespace, steps: Steps) -> None:
     """Everything one rank does."""
     steps.say("importing torch and FlashInfer")
+    from .compare.workers import started
     from .jit import prebuild
-    from .judging.jury import convened
     from .session import Options, begin
     from .settle import check_saved, manifest_of, settle
     from .state import all_terms
     from .tuning import tune
 
     session = begin(Options(**vars(options)), steps)
-    patience = min(_SITTING, session.options.timeout / 2)
-    with convened(session.options.jurors or 0, session.options.plan, session.device, patience) as session.jury:
+    patience = min(_PATIENCE, session.options.timeout / 2)
+    with started(session.options.workers or 0, session.options.plan, session.device, patience) as session.workers:
         prebuild(session)
-        seat(session.jury, session.ranks)
+        meet_workers(session.workers, session.ranks)
         tune(session)
     owners = settle(session)
     saved, covered = check_saved(session)
@@ -87,9 +87,9 @@ def main() -> int:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--timeout", type=float, required=True)
     parser.add_argument("--previous", type=Path)
-    parser.add_argument("--judge", choices=("on", "off"), default="on")
-    parser.add_argument("--judge-budget", type=float, required=True)
-    parser.add_argument("--jurors", type=int)
+    parser.add_argument("--compare", choices=("on", "off"), default="on")
+    parser.add_argument("--compare-budget", type=float)
+    parser.add_argument("--workers", type=int)
     parser.add_argument("--share-gpu", action="store_true")
     parser.add_argument("--strategy", default="")
     parser.add_argument("--state", type=Path)

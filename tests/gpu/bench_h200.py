@@ -352,7 +352,7 @@ def large(bench: Bench, version: str) -> None:
 
 def hang(bench: Bench, version: str) -> None:
     """A tactic that does not return: while FlashInfer measures, in the rounds of judging, and in a juror."""
-    for fault in ("hanging_on_a_gpu", "hanging_in_rounds_on_a_gpu", "hanging_in_jurors_on_a_gpu"):
+    for fault in ("hanging_on_a_gpu", "hanging_in_rounds_on_a_gpu", "hanging_in_workers_on_a_gpu"):
         plan = write(small(version, 1, (1, 16, 128)), bench.work / "hang.plan.json")
         shutil.rmtree(bench.work / fault, ignore_errors=True)
         bench.step(f"tune, {fault}", ["pipeline.tune", plan, bench.work / fault, "--timeout", 12, *bench.words], 120,

@@ -25,13 +25,13 @@ UNTUNED = (3, 5, 7, 12, 24, 40, 48, 96, 160, 200, 384, 640, 900, 1100, 1700, 230
 
 
 def _pair(question: Any, mine: Any, other: Any, device: Any, rounds: int, tokens: int) -> dict[str, Any]:
-    from pipeline.tune.judging.bench import Untold
-    from pipeline.tune.judging.benches import bench
+    from pipeline.tune.compare import timing
 
-    trial = bench([question], [other, mine], device, Untold(), tokens)
+    trial = timing.make_bench([question], [other, mine], timing.nobody, tokens, timing.buffers_for(device))
     if trial.failed:
         return {"failed": dict(trial.failed)}
-    times = trial.rounds([0, 1], rounds)
+    (batches,) = timing.time_benches([trial], [[0, 1]], rounds)
+    times = [one for batch in batches for one in batch]
     states = range(len(times[0][0]))
     ratios = [statistics.median(one[1][state] - one[0][state] for one in times) for state in states]
     return {
@@ -98,7 +98,7 @@ def main() -> None:
     import torch
 
     from pipeline.tune import flashinfer_api
-    from pipeline.tune.judging.bench import DEFAULT, Candidate
+    from pipeline.tune.compare.timing import DEFAULT, Candidate
 
     tuner, manifest, device = loaded(options.root)
     ready = time.monotonic() - began

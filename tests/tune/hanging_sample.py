@@ -1,17 +1,13 @@
-"""The bench of a GPU without one: which candidate is named when a sample does not end. Run in an interpreter that has
-torch; prints for each case what was launched, waited for and said, in order.
+"""Which candidate is named when a sample on a GPU does not end. Run in an interpreter that has torch and FlashInfer;
+prints for each case what was launched, waited for and said, in order.
 
-    python hanging_sample.py N:ENDED:PART …    sample N (from 0) never ends; the first ENDED had ended when all were
-                                               waited for; PART is 1 where a sample is less than a turn around the copies
+    python hanging_sample.py N:ENDED …    sample N (from 0) never ends; the first ENDED had ended when all were waited for
 """
 
 import json
 import sys
 
-import torch
-
-from pipeline.tune.judging import graphs
-from pipeline.tune.judging.graphs import GpuBench
+from pipeline.tune.compare import clock, timing
 
 
 class Hung(BaseException):
@@ -26,15 +22,9 @@ class Graph:
         self.told.append("launched")
 
 
-class Trying:
-    def __init__(self, told):
-        self.now = told.append
-
-
-def case(hangs, ended, part):
+def case(hangs, ended):
     told, made = [], []
-    graphs.evict = lambda _: told.append("emptied")
-    graphs._woken = lambda _: None
+    timing.evict = lambda _: told.append("emptied")
 
     class Event:
         def __init__(self, enable_timing):
@@ -52,13 +42,18 @@ def case(hangs, ended, part):
                 raise Hung
             told.append("waited")
 
-    torch.cuda.Event = Event
-    bench = GpuBench.__new__(GpuBench)
-    bench.both, bench._device, bench._trying = False, None, Trying(told)
-    bench.ms, bench._calls, bench._sets, bench._part = [0.5], [4], [None], [bool(part)]
+    timing.cuda.Event = Event
+    bench = timing.GpuBench.__new__(timing.GpuBench)
+    point = type("Point", (), {"inputs": [], "runners": [None]})
+    bench.points, bench.candidates, bench.tell = (
+        [point],
+        [timing.Candidate(0, tactic) for tactic in (-1, 0)],
+        told.append,
+    )
+    bench.ms, bench._calls, bench._sets, bench._device = [0.5], [4], [None], None
     bench._graphs = {number: [[Graph(told)]] for number in range(2)}
     try:
-        bench.rounds([0, 1], 2)
+        clock.time_rounds([bench], [[0, 1]], 2, both=False)
     except Hung:
         told.append("hung")
     return told

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.flashinfer, pytest.mark.once]
     ("words", "said"),
     [
         (("--timeout", "inf"), "'inf' is not a number of seconds from 1 to 86400"),
-        (("--judge-budget", "nan"), "'nan' is not a number of seconds above 0, up to 3600"),
+        (("--compare-budget", "nan"), "'nan' is not a number of seconds above 0, up to 3600"),
         (("--nproc", "5000"), "'5000' is not a number of ranks from 1 to 1024"),
         (("--nnodes", "2", "--rdzv-endpoint", "a:99999"), "error: --rdzv-endpoint 'a:99999' names no place"),
     ],

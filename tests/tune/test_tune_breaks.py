@@ -71,7 +71,7 @@ def test_a_broken_contract_names_rank_and_field(
 
 
 BEFORE_TUNING = (
-    "plan digest", "ops in order", "seed", "skip_ops", "round_up", "buckets", "timeout", "strategy", "resume", "judging",
+    "plan digest", "ops in order", "seed", "skip_ops", "round_up", "buckets", "timeout", "strategy", "resume", "comparing",
     "crashed tactics", "environment record", "FlashInfer's environment variables",
 )  # fmt: skip
 BEFORE_AN_OP = (
@@ -274,7 +274,7 @@ def test_an_entry_that_the_user_lists_as_bad_is_not_taken_up(
     listed = {f"{row.entry.split(chr(39))[1]}::{row.runner}": [row.tactic]}
     (tmp_path / "bad.json").write_text(json.dumps({"invalid_tactics": listed}))
     file = write_plan(make_plan(), tmp_path / "plan.json")
-    words = [tuner.python, "-m", "pipeline.tune", file, tmp_path / "out", "--judge", "off", "--previous", root]
+    words = [tuner.python, "-m", "pipeline.tune", file, tmp_path / "out", "--compare", "off", "--previous", root]
     environment = {**tuner.environment(), "FLASHINFER_TACTICS_BLOCKLIST": str(tmp_path / "bad.json")}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,7 @@ def test_two_nodes_of_one_rank_each_tune_one_plan(tuner: Tuner, make_plan: Any, 
     endpoint = f"127.0.0.1:{free_port()}"
     nodes = []
     for rank in (0, 1):
-        words = [tuner.python, "-m", "pipeline.tune", str(path), str(tmp_path / f"out{rank}"), "--judge", "off"]
+        words = [tuner.python, "-m", "pipeline.tune", str(path), str(tmp_path / f"out{rank}"), "--compare", "off"]
         words += ["--nnodes", "2", "--node-rank", str(rank), "--rdzv-endpoint", endpoint]
         nodes.append(
             subprocess.Popen(

@@ -20,7 +20,7 @@ F32 = {"a": "float32", "b": "float32", "out": "float32"}
 
 def interrupt(tuner: Tuner, plan: Path, place: Path, strategy: str) -> str:
     """Start a tuning whose second op stands still on one rank, and end it there."""
-    words = [tuner.python, "-m", "pipeline.tune", str(plan), str(place / "out"), "--timeout", "60", "--judge", "off",
+    words = [tuner.python, "-m", "pipeline.tune", str(plan), str(place / "out"), "--timeout", "60", "--compare", "off",
              "--state", str(place / "state"), "--strategy", strategy]  # fmt: skip
     environment = tuner.environment("stuck_in_narrow", 0, warm=True)
     with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as process:

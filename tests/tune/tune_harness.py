@@ -42,8 +42,8 @@ class Tuner:
 
     def run(self, module: str, *words: object, fault: str = "", rank: object = 1, warm: bool = True) -> Done:
         """Run a module of the product to its end. Unless `warm`, every process imports for itself."""
-        if module == "pipeline.tune" and "--judge" not in words:
-            words = (*words, "--judge", "off")  # judging takes its time on purpose, and has tests of its own
+        if module == "pipeline.tune" and "--compare" not in words:
+            words = (*words, "--compare", "off")  # comparing takes its time on purpose, and has tests of its own
         done = subprocess.run(
             [self.python, "-m", module, *map(str, words)],
             env=self.environment(fault, rank, warm=warm),

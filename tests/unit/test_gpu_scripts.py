@@ -39,7 +39,7 @@ def test_help_says_what_a_script_takes_and_measures_nothing(name: str) -> None:
         ("tests.gpu.first_pass", ["tunned", "plan.json"], {}),
         ("tests.gpu.side_by_side", ["glue"], {}),
         ("tests.gpu.e2e", ["base", "OUT"], {"E2E_STEPS": "stage blocks"}),
-        ("bench", ["judgin"], {}),
+        ("bench", ["versio"], {}),
     ],
 )
 def test_a_word_that_is_none_is_refused(name: str, words: list[str], variables: dict[str, str], tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pipeline.contract.errors import CacheRefused, UsageError, WarmUpError
 from pipeline.contract.plan import Layout, OpPlan, Plan
 from pipeline.tune.agreement import EntryElsewhere, Held, RankResult, RanksDiffer, TacticsDiffer, agree, merge
-from pipeline.tune.attempt import Attempt
 from pipeline.tune.diagnose import diagnose
 from pipeline.tune.looking import Stops
 from pipeline.tune.rank import RankFailure
@@ -173,27 +172,6 @@ def test_a_step_survives_in_its_file(tmp_path: Path) -> None:
     assert alive(after)
     assert abs(time.monotonic() - after.changed) < 5
     assert inside.told() == "tuning x, tactic 1 (waiting for the other ranks)"
-
-
-def test_what_is_tried_in_many_short_runs_is_said_each_time(tmp_path: Path) -> None:
-    one, other = (Attempt("cpu_mm", "Runner", [name, 0], [[8, 64]], 8) for name in ("blas", "ä😀"))
-    steps = Steps(step_path(tmp_path, 0), 0)
-    steps.say("judging", "a detail that is much longer than the one that follows", op=3)
-    say = steps.attempts({4: one, 7: other})
-    told, times = [], [time.monotonic()]
-    for number in (4, 7, 4, 7):
-        say(number)
-        step = read_step(tmp_path, 0)
-        assert step is not None and step.trying is not None
-        told.append(Attempt(**step.trying))
-        times.append(step.changed)
-        assert (step.step, step.op) == ("judging", 3)
-    assert told == [one, other, one, other]
-    assert times == sorted(times)
-    steps.attempt(None)
-    last = read_step(tmp_path, 0)
-    assert last is not None
-    assert (last.trying, last.returned, last.op) == (None, 1, 3)
 
 
 def test_a_collective_that_fails_stays_marked(tmp_path: Path) -> None:

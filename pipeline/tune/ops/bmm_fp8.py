@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pipeline.contract.plan import OpPlan
+from pipeline.tune import flashinfer_api
 from pipeline.tune.inputs import dtype_of, fp8_excess, need_device, normal, seed_for
 
 from .cuda import capability, choose_backends, nan, need_capability, spec, workspace
@@ -63,12 +64,11 @@ class Fp8Product:
 
             bmm_fp8(a, b, *self._scales, self._out, out=out, backend=self._backends[0])
             return out
-        from flashinfer.gemm import gemm_base
-
-        room = workspace("bmm_fp8_workspace", gemm_base.DEFAULT_WORKSPACE_SIZE, self._device)
+        dispatch, size = flashinfer_api.gemm_dispatch("fp8_gemm_sm100")
+        room = workspace("bmm_fp8_workspace", size, self._device)
         cutlass = "cutlass_sm12x" if capability(self._device) >= 120 else "cutlass_sm10x"
         names = [cutlass if name == "cutlass" else name for name in self._backends]
-        gemm_base.fp8_gemm_sm100(a, b, *self._scales, out, room, names)
+        dispatch(a, b, *self._scales, out, room, names)
         return out
 
     def excess(self, tokens: int, out: torch.Tensor) -> float:

@@ -160,7 +160,7 @@ _RUNNERS = (CpuWholeRunner(), CpuTiledRunner())
 class CpuMatmul:
     """One `cpu_mm` of a plan. The weight is drawn once, activations per token count."""
 
-    one_point = True  # a tactic is the same program at every token count
+    bucket_only = True  # a tactic is the same program at every token count
 
     def __init__(self, op: OpPlan, device: torch.device, seed: int) -> None:
         need_device(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -55,12 +54,7 @@ def choose_backends(op: OpPlan, known: Iterable[str], default: str) -> tuple[str
 
 def spec(module: str, name: str, *arguments: object) -> Any:  # noqa: ANN401 - a JitSpec
     """One JIT module of FlashInfer's, by the function that describes it; raise `FlashInferMoved`."""
-    try:
-        return getattr(importlib.import_module(module), name)(*arguments)
-    except (ImportError, AttributeError) as error:
-        raise flashinfer_api.FlashInferMoved(
-            f"FlashInfer {flashinfer_api.version()} has no {module}.{name}", hint="mend pipeline/tune/ops"
-        ) from error
+    return flashinfer_api.jit_spec(module, name, *arguments)
 
 
 def nan(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -70,7 +64,5 @@ def nan(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tor
 
 def workspace(name: str, size: int, device: torch.device) -> torch.Tensor:
     """FlashInfer's own scratch buffer of an op, `size` bytes: its size is in some keys."""
-    from flashinfer.utils import _get_cache_buf
-
-    found: torch.Tensor = _get_cache_buf(name, size, device)
+    found: torch.Tensor = flashinfer_api.scratch_buffer(name, size, device)
     return found

@@ -20,7 +20,7 @@ from pipeline.tune.inputs import dtype_of, need_device, normal, seed_for, unit_r
 
 from . import cutlass_mxfp4_moe
 from .cuda import OpNotHere, capability, nan, need_capability, spec
-from .moe import moe_excess, route, sizes
+from .moe import Scaled, moe_excess, route, sizes
 from .question import offered
 
 CUSTOM_OPS = ("trtllm::fused_moe::gemm1", "trtllm::fused_moe::gemm2")
@@ -39,7 +39,7 @@ def modules(op: OpPlan) -> list[Any]:  # noqa: ARG001 - all dtypes are one modul
 class CutlassMoe:
     """One MoE layer of a plan on this rank."""
 
-    one_point = True  # its runner is prepared for one token count at a time
+    bucket_only = True  # one workspace for all that its runner was prepared for
 
     def __init__(self, op: OpPlan, device: torch.device, seed: int) -> None:
         need_device(device)
@@ -86,7 +86,7 @@ class CutlassMoe:
     def excess(self, tokens: int, out: torch.Tensor) -> float:
         """Compare with the layer in float64."""
         scales = self._scales if self._fp8 else (1.0, 1.0)
-        up, down = (w.float() * scale for w, scale in zip(self._weights, scales, strict=True))
+        up, down = (Scaled(w, scale) for w, scale in zip(self._weights, scales, strict=True))
         between = 2.0**-4 if self._fp8 else unit_roundoff(self._dtype)
         routed = route(self._op, tokens, self._device, self._seed)
         return moe_excess(out, self._activation(tokens).float(), routed, (up, down), (self._sizes.first, between))

@@ -77,7 +77,7 @@ class Mxfp4:
 class CutlassMxfp4Moe:
     """One MoE layer of a plan on this rank."""
 
-    one_point = True  # its runner is prepared for one token count at a time
+    bucket_only = True  # one workspace for all that its runner was prepared for
 
     def __init__(self, op: OpPlan, device: torch.device, seed: int) -> None:
         self._op, self._sizes, self._device = op, sizes(op), device

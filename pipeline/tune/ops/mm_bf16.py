@@ -18,6 +18,7 @@ import torch
 
 from pipeline.contract.plan import OpPlan
 from pipeline.flashinfer.features import BF16_CUDNN_FOUND
+from pipeline.tune import flashinfer_api
 from pipeline.tune.inputs import dtype_of, matmul_excess, need_device, normal, seed_for
 
 from .cuda import choose_backends, nan, need_capability, need_version, spec, workspace
@@ -67,10 +68,9 @@ class Bf16Product:
 
             mm_bf16(a, self._weight.T, out=out, out_dtype=self._out, backend=self._backends[0])
             return out
-        from flashinfer.gemm import gemm_base
-
-        room = workspace("mm_bf16_workspace", gemm_base.DEFAULT_WORKSPACE_SIZE, self._device)
-        gemm_base.bf16_gemm_sm100(a, self._weight.T, None, False, out, room, list(self._backends))
+        dispatch, size = flashinfer_api.gemm_dispatch("bf16_gemm_sm100")
+        room = workspace("mm_bf16_workspace", size, self._device)
+        dispatch(a, self._weight.T, None, False, out, room, list(self._backends))
         return out
 
     def excess(self, tokens: int, out: torch.Tensor) -> float:

@@ -16,9 +16,21 @@ from typing import Protocol
 import torch
 
 from pipeline.contract.plan import OpPlan
-from pipeline.tune.inputs import seed_for, unit_roundoff
+from pipeline.tune.inputs import seed_for, spread, unit_roundoff
 
-ROWS = 256  # tokens that are compared
+
+@dataclass(frozen=True)
+class Scaled:
+    """The values of a weight, one expert at a time: float32 copies of all would not fit beside the weight."""
+
+    weight: torch.Tensor
+    scale: float
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    def __getitem__(self, expert: int, /) -> torch.Tensor:
+        return self.weight[expert].float() * self.scale
 
 
 @dataclass(frozen=True)
@@ -148,8 +160,7 @@ def moe_excess(
     product, and through it the roundings in between and `hidden · 2^-24` of the first.
     """
     first, between = place
-    rows = min(ROWS, out.shape[0])
-    pick = torch.linspace(0, out.shape[0] - 1, rows, device=out.device).round().long()
+    pick = spread(out.shape[0], out.device)
     x, out = x[pick].double(), out[pick].double()
     chosen, part = routed[0][pick].long() - first, routed[1][pick].double()
     exact, allowed = torch.zeros_like(out), torch.zeros_like(out)

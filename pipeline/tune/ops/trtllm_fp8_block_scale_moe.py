@@ -19,7 +19,7 @@ from pipeline.tune.inputs import need_device, normal, seed_for
 
 from .cuda import need_capability
 from .fp4 import E8M0_ONE
-from .moe import logits, moe_excess, route, sizes
+from .moe import Scaled, logits, moe_excess, route, sizes
 from .question import offered
 from .trtllm_moe import CAPABLE, block_major, layer, modules, output
 
@@ -97,7 +97,7 @@ class Fp8BlockMoe:
         """Compare with the layer in float64; the logits give all chosen experts one weight."""
         s = self._sizes
         chosen, share = route(self._op, tokens, self._device, self._seed)
-        up, down = (w.float() * scale for w, scale in zip(self._weights, self._scales, strict=True))
+        up, down = (Scaled(w, scale) for w, scale in zip(self._weights, self._scales, strict=True))
         equal = torch.full_like(share, 1 / s.top_k)
         return moe_excess(out, self._activation(tokens).float(), (chosen, equal), (up, down), (s.first, 2.0**-4))
 

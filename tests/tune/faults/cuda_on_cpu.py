@@ -1,5 +1,5 @@
-"""Stand-ins for CUDA, so that judging goes the way of a GPU on a CPU: a graph is a list of calls, an event the time of
-day. `CHANGES` says what becomes of the modules of `pipeline.tune.judging` once they are imported.
+"""Stand-ins for CUDA, so that candidates are timed the way of a GPU on a CPU: a graph is a list of calls, an event the
+time of day. `stand_in` puts them into `pipeline.tune.compare.timing`.
 """
 
 import contextlib
@@ -42,8 +42,11 @@ def _capture(graph, pool):
     _captured.pop()
 
 
-def _properties(device):
-    return types.SimpleNamespace(L2_cache_size=1 << 20, total_memory=1 << 40)
+def kernel(call):
+    """Run a call, and keep it in the graph that is being captured."""
+    if _captured:
+        _captured[-1].calls.append(call)
+    call()
 
 
 CUDA = types.SimpleNamespace(
@@ -52,43 +55,13 @@ CUDA = types.SimpleNamespace(
     graph=_capture,
     synchronize=lambda device=None: None,
     graph_pool_handle=lambda: (0, 0),
-    get_device_properties=_properties,
+    get_device_properties=lambda device: types.SimpleNamespace(L2_cache_size=1 << 20, total_memory=1 << 40),
 )
 
 
-def _with_cuda(module):
-    kept = ("amax", "zeros", "float32", "uint8", "int8", "Tensor", "device")
-    module.torch = types.SimpleNamespace(cuda=CUDA, **{name: getattr(module.torch, name) for name in kept})
-
-
-def _cold(module):
-    def still(point):
-        moving = module._moving(point)
-        return [n for n, one in enumerate(point.inputs) if hasattr(one, "data_ptr") and n not in moving]
-
-    _with_cuda(module)
-    module._still, module.Copies._count = still, lambda copies, size: 4
-
-
-def _graphs(module):
-    real = module.run
-
-    def run(point, inputs, candidate):
-        if _captured:
-            _captured[-1].calls.append(lambda: real(point, inputs, candidate))
-        real(point, inputs, candidate)
-
-    _with_cuda(module)
-    module.run = run
-    module.calls = lambda ms, copies, points=1: 2  # fewer than copies: the cache is emptied
-
-
-def _benches(module):
-    def bench(points, candidates, device, trying, bucket, *, copies=None):
-        return module.GpuBench(points, candidates, device, trying, copies or module.Copies(device), both=True)
-
-    module.bench, module.copies_for = bench, module.Copies
-    module.together = lambda device, buckets: [buckets]
-
-
-CHANGES = {"cold": _cold, "graphs": _graphs, "benches": _benches}
+def stand_in(timing, run=None):
+    real = timing.run
+    timing.cuda, timing.on_gpu = CUDA, lambda device: True
+    timing.clock.BOTH_FROM, timing.clock.SETTLE, timing._WAKE = 1, 5.0, 0.0
+    timing.RotatingBuffers._count = lambda buffers, size: 4
+    timing.run = run or (lambda point, inputs, one: kernel(lambda: real(point, inputs, one)))

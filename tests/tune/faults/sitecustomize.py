@@ -322,133 +322,36 @@ def tactic_missing():
     _after("pipeline.tune.ops.cpu_mm", change)
 
 
-def juror_dies():
-    """A juror's process ends before it has said anything."""
-    if _is_juror():
-        _after("pipeline.tune.judging.questions", lambda module: os._exit(9))
+def _plant(**places):
+    """Functions for the places that the tuner offers (`pipeline.tune.hooks`)."""
+    _after("pipeline.tune.hooks", lambda module: module.planted.update(places))
 
 
-def juror_leaves_a_key_out():
-    """A juror answers for one key less than it was asked for; in the rank no candidate is ruled out unasked."""
-    if not _is_juror():
-        judged_together()
-        _after("pipeline.tune.judging.rule", lambda module: _leads(module, None))
-        return
-    import json
-
-    real = json.dumps
-
-    def dumps(said, *words, **more):
-        shorter = isinstance(said, dict) and "heard" in said
-        return real({**said, "heard": said["heard"][:-1]} if shorter else said, *words, **more)
-
-    json.dumps = dumps
+def _is_worker():
+    """Whether this is a process beside a rank."""
+    return "--multiprocessing-fork" in sys.orig_argv
 
 
-def juror_cannot_run_a_candidate():
-    """On the way of a GPU, what is no default fails at 16 tokens in the jurors of rank 1."""
-    as_on_a_gpu()
-    _five_sittings()
-
-    def change(module):
-        real = module.run
-
-        def run(point, inputs, candidate):
-            if len(inputs[0]) == 16 and candidate.tactic != -1:
-                raise RuntimeError("planted")
-            real(point, inputs, candidate)
-
-        module.run = run
-
-    if _is_juror() and os.environ["RANK"] == "1":
-        _after("pipeline.tune.judging.bench", change)
+def worker_dies():
+    """A process beside a rank ends before it has said anything."""
+    _plant(worker_start=lambda: os._exit(9))
 
 
-def jurors_have_no_memory_for_two_keys():
-    """For one in the jurors of rank 0, for another in those of rank 1."""
-    judged_together()
-    _five_sittings()
-
-    def change(module):
-        real = module.bench
-
-        def bench(points, candidates, device, told, bucket, **more):
-            if bucket == (1, 16)[int(os.environ["RANK"])]:
-                raise MemoryError("planted")
-            return real(points, candidates, device, told, bucket, **more)
-
-        module.bench = bench
-
-    if _is_juror():
-        _after("pipeline.tune.judging.benches", change)
+def worker_hangs():
+    """A process beside a rank does not come back where it prepares candidates."""
+    if _is_worker():
+        _plant(make_bench=lambda bucket: time.sleep(_LONG))
 
 
-def rounds_fail_at_16():
-    """Benches can be made, and those of 16 tokens not be timed."""
+def worker_cannot_run_a_candidate():
+    """What is no default fails at 16 tokens in the processes beside rank 1."""
 
-    def change(module):
-        real = module.CpuBench.rounds
+    def fail(inputs, tactic):
+        if len(inputs[0]) == 16 and tactic != -1:
+            raise RuntimeError("planted")
 
-        def rounds(self, *words, **more):
-            if len(self._points[0].inputs[0]) == 16:
-                raise RuntimeError("planted")
-            return real(self, *words, **more)
-
-        module.CpuBench.rounds = rounds
-
-    _after("pipeline.tune.judging.bench", change)
-
-
-def _is_juror():
-    return "pipeline.tune.judging.juror" in sys.orig_argv
-
-
-def _leads(module, number):
-    """So many candidates are not ruled out unasked."""
-    module.leading = lambda screened, processes=1: sorted(screened)[:number]
-
-
-def _five_sittings():
-    """The default and one more are timed in five sittings, and a row's note ends with the processes that these were in."""
-    from dataclasses import replace
-
-    def rule(module):
-        _leads(module, 2)
-        real = module.settle
-        module.MOST_SITTINGS = 5
-        module.contenders = lambda sittings, processes=1: sorted(sittings[-1][-1])
-        module.settle = lambda *words: replace(real(*words), clear=False, drop=())
-
-    def court(module):
-        real = module.Court._decide
-
-        def decide(self, matter, seconds):
-            real(self, matter, seconds)
-            judged = self.session.measured.judged
-            (key,) = judged.keys() - told
-            told.add(key)
-            judged[key] = replace(judged[key], note=f"{judged[key].note}; seats {matter.seats}")
-
-        told = set()
-        module.Court._decide = decide
-
-    _after("pipeline.tune.judging.rule", rule)
-    _after("pipeline.tune.judging.court", court)
-
-
-def slow_bench_of_wide():
-    """To make a bench takes long for one op."""
-
-    def change(module):
-        real = module.bench
-
-        def bench(points, *words, **more):
-            time.sleep(1.5 * (tuple(points[0].inputs[1].shape) == (192, 64)))
-            return real(points, *words, **more)
-
-        module.bench = bench
-
-    _after("pipeline.tune.judging.hearing", change)
+    if _is_worker() and os.environ["RANK"] == "1":
+        _plant(timed_call=fail)
 
 
 def wrong_output():
@@ -492,62 +395,32 @@ def wrong_and_fast():
     _after("pipeline.tune.ops.cpu_mm", change)
 
 
-def no_memory_to_judge():
-    def change(module):
-        def bench(*_, **__):
-            raise MemoryError("planted")
+def no_memory_to_compare():
+    def fail(bucket):
+        raise MemoryError("planted")
 
-        module.bench = bench
-
-    _after("pipeline.tune.judging.hearing", change)
-
-
-def judged_together():
-    """All buckets in one hearing, as on a GPU."""
-    _after("pipeline.tune.judging.court", lambda module: setattr(module, "together", lambda device, buckets: [buckets]))
-    _hearings_are_seen()
-
-
-def _hearings_are_seen():
-    """Each lasts long enough for its step to be read, which is looked at now and then."""
-
-    def change(module):
-        real = module.Hearing.hold
-
-        def hold(self, tick):
-            time.sleep(1)
-            return real(self, tick)
-
-        module.Hearing.hold = hold
-
-    _after("pipeline.tune.judging.hearing", change)
+    _plant(make_bench=fail)
 
 
 def as_on_a_gpu():
-    """Judging goes the way of a GPU, against stand-ins for CUDA."""
+    """Candidates are timed the way of a GPU, against stand-ins for CUDA."""
     import cuda_on_cpu
 
-    _hearings_are_seen()
-    for name, change in cuda_on_cpu.CHANGES.items():
-        _after(f"pipeline.tune.judging.{name}", change)
+    _after("pipeline.tune.compare.timing", cuda_on_cpu.stand_in)
+    _after("pipeline.tune.ops.cpu_mm", lambda module: setattr(module.CpuMatmul, "bucket_only", False))
 
 
 def no_memory_together():
-    """All buckets in one hearing, for whose last there is no memory on rank 1 while others are held too."""
-    judged_together()
+    """All buckets are timed in one go, for whose last there is no memory on rank 1 while others are held too."""
+    as_on_a_gpu()
+    made = []
 
-    def change(module):
-        real, benches = module.bench, []
+    def fail(bucket):
+        made.append(bucket)
+        if not _is_worker() and os.environ["RANK"] == "1" and made == [1, 16]:
+            raise MemoryError("planted")
 
-        def bench(points, candidates, device, told, bucket, **more):
-            benches.append(bucket)
-            if os.environ["RANK"] == "1" and benches == [1, 16]:
-                raise MemoryError("planted")
-            return real(points, candidates, device, told, bucket, **more)
-
-        module.bench = bench
-
-    _after("pipeline.tune.judging.hearing", change)
+    _plant(make_bench=fail)
 
 
 def _in_run(action):
@@ -636,7 +509,7 @@ def hanging_tactic():
     _in_run(lambda tactic, out: _hang(tactic == ("blas", "nk", 0, 0, 1) and out.shape == (8, 192)))
 
 
-def hanging_in_judging():
+def hanging_in_comparing():
     """The one tactic that is fast hangs on rank 1, but not where it is measured."""
     _hanging_where_judged(0)
 
@@ -648,22 +521,14 @@ def hanging_in_rounds():
 
 def _hanging_where_judged(after):
     _one_is_fast()
+    seen = [0]
 
-    def change(module):
-        real, rounds, seen = module.run, module.CpuBench.rounds, [0]
+    def call(inputs, tactic):
+        if len(inputs[0]) == 16 and tactic == ("upcast", "nk", 0, 0, 1):
+            seen[0] += 1
+            _hang(os.environ["RANK"] == "1" and seen[0] > after)
 
-        def run(point, inputs, candidate):
-            here = os.environ["RANK"] == "1" and len(inputs[0]) == 16 and seen[0] >= after
-            _hang(here and candidate.tactic == ("upcast", "nk", 0, 0, 1))
-            real(point, inputs, candidate)
-
-        def counted(self, *words, **more):
-            seen[0] += len(self._points[0].inputs[0]) == 16
-            return rounds(self, *words, **more)
-
-        module.run, module.CpuBench.rounds = run, counted
-
-    _after("pipeline.tune.judging.bench", change)
+    _plant(timed_call=call)
 
 
 def hanging_twice():
@@ -707,30 +572,22 @@ def hanging_on_a_gpu():
     def spin(count, inputs, tactic):
         _spin(tactic == 1 and len(inputs[0]) == 16)
 
-    if not _is_juror():
+    if not _is_worker():
         _in_measured(spin)
 
 
 def hanging_in_rounds_on_a_gpu():
-    """The first tactic of cuBLAS does not return at 16 tokens, in the rounds of judging alone."""
+    """The first tactic of cuBLAS does not return at 16 tokens, where samples are taken alone."""
 
-    def change(module):
-        real = module.GpuBench.queue
+    def spin(inputs, runner, tactic):
+        _spin("Cublas" in type(runner).__name__ and tactic == 0 and len(inputs[0]) == 16)
 
-        def queue(self, number, place, turn):
-            point, candidate = self._points[place], self._candidates[number]
-            name = type(point.runners[candidate.runner]).__name__
-            _spin("Cublas" in name and candidate.tactic == 0 and len(point.inputs[0]) == 16)
-            return real(self, number, place, turn)
-
-        module.GpuBench.queue = queue
-
-    _after("pipeline.tune.judging.graphs", change)
+    _plant(launch=spin)
 
 
-def hanging_in_jurors_on_a_gpu():
-    """The same in jurors alone."""
-    if _is_juror():
+def hanging_in_workers_on_a_gpu():
+    """The same in the processes beside a rank alone."""
+    if _is_worker():
         hanging_in_rounds_on_a_gpu()
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pipeline.tune.judging import power
+from pipeline.tune.compare import clock
 
 LIMIT, IDLE, BUSY = 700.0, 125.0, 870.0  # watts
 WINDOW = 75.0  # ms over which the simulated limiter averages
@@ -22,8 +22,7 @@ class Hung(Exception):
 class Gpu:
     """A stage whose clock falls when the mean power of the last `WINDOW` ms is above the limit.
 
-    Candidate 1 is slower than the default at rest and faster under load. Samples take `ms` at rest, twice that on a GPU
-    that was not woken.
+    Candidate 1 is slower than the default at rest and faster under load. Samples take `ms` at rest.
     """
 
     ms: Sequence[float]
@@ -32,21 +31,16 @@ class Gpu:
     asked: list[tuple[int, int, int]] = field(default_factory=list)
     reached: list[int] = field(default_factory=list)
     hangs: float = math.inf  # the sample that does not end, from 0
-    awake: bool = False
 
     def limited(self) -> bool:
         since = self.now - WINDOW
         busy = sum(max(0.0, end - max(begin, since)) for begin, end in self.work)
         return (busy * BUSY + (WINDOW - busy) * IDLE) / WINDOW > LIMIT
 
-    def wake(self) -> None:
-        self.awake = True
-
-    def queue(self, number: int, place: int, turn: int) -> float:
+    def launch(self, number: int, place: int, turn: int) -> float:
         self.asked.append((number, place, turn))
         limited = self.limited()
         factor = (1.3 * (0.97 if number else 1.0)) if limited else (1.02 if number else 1.0)
-        factor *= 1.0 if self.awake else 2.0
         begin, self.now = self.now, self.now + self.ms[place] * factor
         self.work.append((begin, self.now))
         return factor
@@ -73,7 +67,7 @@ def test_each_state_is_its_own(ms: list[float], many: int) -> None:
     alive = list(range(many))
     rounds = []
     for _ in range(3):  # one after another: what was loaded comes to rest again
-        rounds += power.rounds([(gpu, alive)], 16, both=True, sleep=gpu.sleep)[0]
+        rounds += clock.time_rounds([gpu], [alive], 16, both=True, sleep=gpu.sleep)[0]
     assert len(rounds) == 48
     for one in rounds:
         assert sorted(one) == alive
@@ -90,9 +84,9 @@ class OneOf:
     gpu: Gpu
     ms: Sequence[float]
 
-    def queue(self, number: int, place: int, turn: int) -> float:
+    def launch(self, number: int, place: int, turn: int) -> float:
         self.gpu.ms = self.ms
-        return self.gpu.queue(number, place, turn)
+        return self.gpu.launch(number, place, turn)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.gpu, name)
@@ -106,7 +100,11 @@ def test_several_keys_in_one_go_share_each_state() -> None:
         gpu.sleep(seconds)
 
     keys = [(OneOf(gpu, ms), alive) for ms, alive in (([0.5], [0, 1]), ([1.5, 0.7], [0, 3, 4]), ([2.0], [0, 2]))]
-    for key, (stage, alive) in zip(power.rounds(keys, 8, both=True, sleep=sleep), keys, strict=True):
+    for key, (stage, alive) in zip(
+        clock.time_rounds([stage for stage, _ in keys], [alive for _, alive in keys], 8, both=True, sleep=sleep),
+        keys,
+        strict=True,
+    ):
         assert len(key) == 8
         for turn, one in enumerate(key):
             assert list(one) == (alive if turn % 2 == 0 else alive[::-1])
@@ -116,39 +114,32 @@ def test_several_keys_in_one_go_share_each_state() -> None:
                 assert [round(math.exp(t), 4) for t in loaded] == [round(1.3 * 0.97, 4) if number else 1.3] * len(
                     stage.ms
                 )
-    assert slept.count(power.COOL) == 1
+    assert slept.count(clock.COOL) == 1
 
 
 def test_the_simulated_gpu_would_notice() -> None:
     gpu = Gpu([1.0])
-    assert gpu.queue(0, 0, 0) == 2.0
-    gpu.wake()
-    marks = [gpu.queue(0, 0, 0) for _ in range(150)]
+    marks = [gpu.launch(0, 0, 0) for _ in range(150)]
     assert marks[0] == 1.0 and marks[-1] == 1.3
 
 
 @pytest.mark.parametrize("both", [False, True])
 def test_the_sample_that_does_not_end_is_the_one_that_is_waited_for(both: bool) -> None:
     whole = Gpu([6.0, 4.0])
-    power.rounds([(whole, [0, 1, 2])], 3, both=both, sleep=whole.sleep)
+    clock.time_rounds([whole], [[0, 1, 2]], 3, both=both, sleep=whole.sleep)
     assert len(whole.asked) > 18  # those that are not timed too
     for hangs, (number, _, _) in enumerate(whole.asked):
         gpu = Gpu([6.0, 4.0], hangs=hangs)
         with pytest.raises(Hung):
-            power.rounds([(gpu, [0, 1, 2])], 3, both=both, sleep=gpu.sleep)
+            clock.time_rounds([gpu], [[0, 1, 2]], 3, both=both, sleep=gpu.sleep)
         assert gpu.reached[-1] == number
         assert len(gpu.reached) == hangs + 1
 
 
 def test_one_state_alone_takes_no_pauses() -> None:
     gpu, slept = Gpu([0.5, 0.5]), []
-    ((one, other),) = power.rounds([(gpu, [0, 1, 2])], 2, both=False, sleep=slept.append)
+    ((one, other),) = clock.time_rounds([gpu], [[0, 1, 2]], 2, both=False, sleep=slept.append)
     assert not slept
     assert [len(times) for times in one.values()] == [2, 2, 2]
     assert list(one) == [0, 1, 2] and list(other) == [2, 1, 0]  # the order turns
     assert gpu.asked[0] == (0, 0, 0) and len(gpu.asked) == 1 + 2 * 2 * 3
-
-
-def test_where_both_states_count() -> None:
-    assert not power.both_states(64)
-    assert power.both_states(128)

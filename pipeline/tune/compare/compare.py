@@ -1,0 +1,311 @@
+"""Comparing on all ranks that hold an op: each times the same rounds, all decide from everybody's times.
+
+Whatever steers the course (candidates, failures, seconds) is gathered first, so that every rank takes the same turn and
+calls the same number of collectives.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pipeline.contract.digest import canonical_json
+from pipeline.contract.plan import OpPlan
+from pipeline.tune import flashinfer_api
+from pipeline.tune.attempt import Attempt, identity
+from pipeline.tune.guard import OUT_OF_MEMORY, survive
+from pipeline.tune.tuner import Question
+
+from . import clock, decide, timing
+from .decide import Batch
+from .entries import Compared, Entry, entries_at
+from .timing import DEFAULT, Candidate, Tell, make_bench, time_benches, words
+from .workers import Answer
+
+if TYPE_CHECKING:
+    from pipeline.tune.ops import Case
+    from pipeline.tune.session import Session
+
+Gather = Callable[[Any], list[Any]]
+
+GPU_SECONDS, CPU_SECONDS = 1.0, 1.0  # bound of comparing for each bucket of an op, where nothing else is asked for
+_TOGETHER = 8  # buckets that are timed in one go, where both states of the clock count
+
+
+@dataclass
+class Budget:
+    """The bound of all comparing of a run, in seconds; what is left when it is used up keeps the default."""
+
+    seconds: float
+    spent: float = 0.0
+    short: int = 0
+
+    def note(self) -> str:
+        """In words, where something was left."""
+        if not self.short:
+            return ""
+        return (
+            f"{self.short} entries keep the default: comparing was to take {self.seconds:.1f} s at most "
+            "(--compare-budget)"
+        )
+
+
+def compare_op(session: Session, op: OpPlan, case: Case, known: Collection[str], gather: Gather) -> None:
+    """Compare every entry that an op has gained beyond `known`, and bake what is decided in its place.
+
+    `op` may have some of its buckets only; `gather` collects a value from the ranks that hold the op.
+    """
+    if session.options.compare == "off":
+        return
+    with torch.no_grad():
+        for buckets in _groups(session.device, op.buckets, alone=getattr(case, "bucket_only", False)):
+            _Comparison(session, op, case, gather).run(buckets, known)
+    session.workers.release(session.ranks.steps.tick)
+
+
+def _groups(device: torch.device, buckets: Sequence[int], *, alone: bool) -> list[Sequence[int]]:
+    """Which buckets are timed in one go: evenly shared out where both states of the clock count, else one by one."""
+    shared = [one for one in buckets if timing.on_gpu(device) and not alone and one >= clock.BOTH_FROM]
+    times = math.ceil(len(shared) / _TOGETHER)
+    ends = [len(shared) * number // max(1, times) for number in range(times + 1)]
+    single: list[Sequence[int]] = [[one] for one in buckets if one not in shared]
+    return single + [shared[a:b] for a, b in pairwise(ends)]
+
+
+@dataclass
+class _Comparison:
+    """Some buckets of one op."""
+
+    session: Session
+    op: OpPlan
+    case: Case
+    gather: Gather
+    benches: list[Any] = field(default_factory=list)
+
+    def run(self, buckets: Sequence[int], known: Collection[str]) -> None:
+        """Compare the new entries at these buckets in one go; where a rank cannot, bucket by bucket."""
+        session, began = self.session, time.monotonic()
+        session.ranks.steps.say(f"comparing {self.op.name} ({self.op.op}) at {', '.join(map(str, buckets))} tokens")
+        entries, error = self._entries(buckets, known)
+        said: list[tuple[str, float]] = self.gather((error, session.compare_budget.spent))
+        wrong = next((one for one, _ in said if one), "")
+        if wrong and len(buckets) > 1:  # there may have been no memory for all at once
+            for bucket in buckets:
+                self.run([bucket], known)
+            return
+        if wrong:
+            session.notes.append(f"{self.op.name} at {buckets[0]} tokens was not compared: {wrong}")
+            return
+        if max(spent for _, spent in said) > session.compare_budget.seconds:
+            for entry in entries:
+                entry.short = "the time for comparing was used up"
+                session.compare_budget.short += 1
+        # Entries of one op that share a runner share its workspace: one at a time
+        for some in [entries] if len(buckets) > 1 else [[entry] for entry in entries]:
+            self._compare([entry for entry in some if not entry.short])
+        for entry in entries:
+            self._settle(entry)
+        session.compare_budget.spent += max(self.gather(time.monotonic() - began))
+
+    def _entries(self, buckets: Sequence[int], known: Collection[str]) -> tuple[list[Entry], str]:
+        """The entries at these buckets that are new; or why this rank cannot find them, such as for want of memory."""
+        session = self.session
+        served = next(one for one in session.plan.ops if one.name == self.op.name)
+        place = session.plan.ops.index(served)
+        try:
+            return [
+                Entry((place, bucket, number), points, self._candidates(bucket, points[0]))
+                for bucket in buckets
+                for number, points in enumerate(entries_at(session.tuner, session.plan, served, self.case, bucket))
+                if points[0].lookup.hit
+                and points[0].lookup.key not in known
+                and points[0].lookup.key not in session.measured.compared
+            ], ""
+        except OUT_OF_MEMORY as failure:
+            torch.cuda.empty_cache() if timing.on_gpu(session.device) else None
+            return [], words(failure)
+
+    def _candidates(self, bucket: int, question: Question) -> list[Candidate]:
+        """The default, and the few that FlashInfer found fastest, in the order in which they were offered."""
+        session = self.session
+        samples = session.measured.samples(self.op, question.custom_op, question.lookup.profile)
+        times: dict[tuple[str, str], float] = {}
+        for one in samples:
+            name = (one.runner, canonical_json(one.tactic).decode())
+            times[name] = min(one.time_ms, times.get(name, math.inf))
+        blocked = {
+            (one["runner"], canonical_json(one["tactic"]).decode())
+            for one in session.blocked
+            if (one["op"], one["bucket"], one["custom_op"]) == (self.op.name, bucket, question.custom_op)
+        }
+        found: list[tuple[float, int, Candidate]] = []
+        for order, (runner, tactic) in enumerate(question.offered):
+            owner, value = type(question.runners[runner]).__name__, flashinfer_api.tactic_json(tactic)
+            known = (owner, canonical_json(value).decode())
+            crashed = identity(question.custom_op, owner, value, question.lookup.profile) in session.tuner.banned
+            if tactic != -1 and not crashed and known not in blocked and math.isfinite(times.get(known, 0.0)):
+                found.append((times.get(known, math.inf if times else 0.0), order, Candidate(runner, tactic)))
+        fastest = sorted(found, key=lambda one: one[:2])[: decide.CANDIDATES]
+        return [DEFAULT, *(one for _, _, one in sorted(fastest, key=lambda one: one[1]))]
+
+    def _compare(self, entries: list[Entry]) -> None:
+        """Time entries in this process, then in the workers."""
+        if not entries:
+            return
+        self._agree(entries)
+        self._here(entries)
+        for entry in [one for one in entries if one.error and len(entries) > 1]:  # there may be memory for it alone
+            entry.error, entry.alive = "", list(range(len(entry.candidates)))
+            entry.failed.clear()
+            self._here([entry])
+        for worker in list(self.session.workers.all):
+            some = [entry for entry in entries if not entry.error and len(entry.alive) > 1]
+            if some:
+                self._elsewhere(worker, some)
+
+    def _agree(self, entries: Sequence[Entry]) -> None:
+        """Keep the candidates that all ranks list, in the order of the first."""
+        said = self.gather([_as_json(entry.candidates) for entry in entries])
+        for place, entry in enumerate(entries):
+            lists = [rank[place] for rank in said]
+            wanted = [one for one in lists[0] if all(one in other for other in lists)]
+            entry.candidates = [Candidate(runner, flashinfer_api.tactic_of(tactic)) for runner, tactic in wanted]
+            entry.alive = list(range(len(wanted)))
+
+    def _here(self, entries: Sequence[Entry]) -> None:
+        """Time entries in this process; all ranks at once."""
+        benches: list[Any] = []
+        said: list[tuple[str, dict[int, str]]] = []  # of each entry: why there is no bench, and which candidates fail
+        try:
+            buffers = timing.buffers_for(self.session.device)
+            for entry in entries:
+                bench = make_bench(entry.points, entry.candidates, self._tell(entry), entry.key[1], buffers)
+                benches.append(bench)
+                said.append(("", dict(bench.failed)))
+        except Exception as failure:  # noqa: BLE001 - no memory for the copies, for one
+            survive(failure)
+            said += [(words(failure), {})] * (len(entries) - len(said))
+        ranks = self.gather(said)
+        for place, entry in enumerate(entries):
+            for error, failed in (rank[place] for rank in ranks):
+                entry.error = entry.error or error
+                entry.failed |= failed
+            if 0 in entry.failed:
+                entry.error = entry.error or f"the default fails: {entry.failed[0]}"
+            entry.alive = [c for c in entry.alive if c not in entry.failed]
+        able = [(entry, bench) for entry, bench in zip(entries, benches, strict=False) if not entry.error]
+        timed = time_benches([bench for _, bench in able], [entry.alive for entry, _ in able], decide.ROUNDS)
+        for (entry, _), batches in zip(able, zip(*self.gather(timed), strict=True), strict=True):
+            entry.processes.append(_mean_of(batches))
+        del benches, able
+        if timing.on_gpu(self.session.device):
+            torch.cuda.empty_cache()
+
+    def _elsewhere(self, worker: Any, entries: Sequence[Entry]) -> None:  # noqa: ANN401 - a Worker
+        """Time entries in every rank's worker of one number; what fails there cannot be chosen."""
+        asked = [
+            (
+                entry.key,
+                [
+                    (entry.candidates[c].runner, flashinfer_api.tactic_json(entry.candidates[c].tactic))
+                    for c in entry.alive
+                ],
+            )
+            for entry in entries
+        ]
+        session = self.session
+        mine, why = session.workers.time(worker, asked, decide.ROUNDS, session.ranks.steps.tick)
+        said: list[tuple[int, list[Answer], str]] = self.gather((session.ranks.rank, mine, why))
+        lost = next((f"on rank {rank}: {why}" for rank, _, why in said if why), "")
+        if lost:
+            session.workers.dismiss(worker.number, lost)
+            return
+        for place, entry in enumerate(entries):
+            answers = [(rank, theirs[place]) for rank, theirs, _ in said]
+            bad = next(((rank, one) for rank, one in answers if one.error), None)
+            if bad is not None:
+                entry.short = f"process {worker.number} of rank {bad[0]} could not time it: {bad[1].error}"
+                continue
+            named = [[[dict(zip(entry.alive, r.values(), strict=True)) for r in _in_order(b)] for b in one.batches]
+                     for _, one in answers]  # fmt: skip
+            entry.processes.append(_mean_of(named))
+
+    def _settle(self, entry: Entry) -> None:
+        """Bake what was decided: the default where an entry lacks the times of a process, FlashInfer's where of all."""
+        session, question = self.session, entry.points[0]
+        wanted = 1 + session.workers.wanted
+        if len(entry.processes) < wanted and len(entry.alive) > 1:
+            entry.short = entry.short or "it was timed in one process only"
+        argmin = (question.lookup.runner, question.lookup.tactic)
+        many, failed = len(entry.candidates), len(entry.failed)
+        if entry.error:
+            note = f"not compared: {entry.error}"
+            found = Compared(candidates=many, failed=failed, argmin=argmin, note=note)
+            session.measured.compared[question.lookup.key] = found
+            return
+        verdict = decide.KEEP_DEFAULT if entry.short or not entry.processes else decide.decide(entry.processes)
+        chosen = entry.candidates[verdict.chosen] if verdict.chosen else DEFAULT
+        key = flashinfer_api.bake(session.tuner, question, chosen.runner, chosen.tactic)
+        session.measured.compared[key] = Compared(
+            time_ms=_median(entry, verdict.chosen),
+            default_ms=_median(entry, 0),
+            ratio=round(verdict.ratio, 6),
+            spread=round(verdict.spread, 6),
+            decided_by=verdict.decided_by,
+            candidates=many,
+            failed=failed,
+            argmin=argmin,
+            note=f"the default: {entry.short}" if entry.short else "",
+        )
+
+    def _tell(self, entry: Entry) -> Tell:
+        """Note which candidate runs, in case it ends this process or never returns."""
+        first, steps = entry.points[0], self.session.ranks.steps
+        attempts = [
+            Attempt(
+                first.custom_op,
+                type(first.runners[one.runner]).__name__,
+                flashinfer_api.tactic_json(one.tactic),
+                first.lookup.profile,
+                entry.key[1],
+            )
+            for one in entry.candidates
+        ]
+        return lambda number: steps.attempt(None if number is None else attempts[number])
+
+
+def _as_json(candidates: Iterable[Candidate]) -> list[tuple[int, Any]]:
+    return [(one.runner, flashinfer_api.tactic_json(one.tactic)) for one in candidates]
+
+
+def _in_order(batch: Batch) -> list[dict[int, Sequence[float]]]:
+    """The rounds of a batch with their candidates in ascending order: odd rounds went backwards."""
+    return [dict(sorted(one.items())) for one in batch]
+
+
+def _mean_of(ranks: Sequence[Sequence[Batch]]) -> list[Batch]:
+    """The batches of several ranks as one: the mean of the logarithmic times."""
+    return [
+        [
+            {
+                c: tuple(math.fsum(times) / len(times) for times in zip(*(one[c] for one in same), strict=True))
+                for c in same[0]
+            }
+            for same in zip(*batches, strict=True)
+        ]
+        for batches in zip(*ranks, strict=True)
+    ]
+
+
+def _median(entry: Entry, candidate: int) -> float | None:
+    """Milliseconds at the bucket: the median over the rounds."""
+    times = sorted(
+        one[candidate][0] for process in entry.processes for batch in process for one in batch if candidate in one
+    )
+    return round(math.exp(times[len(times) // 2]), 6) if times else None

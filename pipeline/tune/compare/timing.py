@@ -1,0 +1,378 @@
+"""Timing the tactics of one entry side by side, the way that serving runs them.
+
+On a GPU each candidate is a CUDA graph of several calls for each point (token count). The calls go round copies of the
+weights, and the L2 cache is emptied before each sample, so that every call reads its weights from memory, as a layer of
+a model does. Each candidate has two graphs with copies of their own, and rounds alternate between them: some kernels
+are 6 % faster in one graph than in the next one of the same calls (seen). On a CPU the wall clock times the rounds.
+
+A runner is prepared once for each point, before any graph is captured: preparing again may free memory that earlier
+graphs read (cutlass_fused_moe keeps one workspace for all of a process).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from pipeline.tune import flashinfer_api, hooks
+from pipeline.tune.guard import survive
+from pipeline.tune.tuner import Question
+
+from . import clock
+from .decide import Batch, Round
+
+cuda: Any = torch.cuda  # a test without a GPU puts a stand-in here
+
+SETS = 2  # graphs of each candidate, each with copies of its own; a batch of rounds for each
+CALLS, SAMPLE_MS = 128, 0.25  # calls of one sample at most; a sample lasts about so long
+_CPU_MS = 0.5
+_L2_TIMES = 3  # the copies of the weights exceed the L2 cache this many times
+_EVICT_TIMES = 2  # so many times its size is read to empty it
+_SHARE = 16  # one set where two would take more than this part of the device's memory
+_WAKE = 0.25  # seconds of work before the first sample of a process
+
+Tell = Callable[[int | None], None]  # which candidate runs now, in case it ends this process or never returns
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A runner by its place in the question, and its tactic."""
+
+    runner: int
+    tactic: Any
+
+
+DEFAULT = Candidate(0, -1)  # what FlashInfer runs for a key that it does not know
+
+
+def nobody(_: int | None) -> None:
+    """Nobody asks which candidate runs."""
+
+
+def words(error: BaseException) -> str:
+    """An error in one line of 200 characters at most."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"[:200]
+
+
+def run(point: Question, inputs: Sequence[Any], candidate: Candidate) -> None:
+    """One call."""
+    hooks.at("timed_call", inputs, candidate.tactic)
+    point.runners[candidate.runner](list(inputs), tactic=candidate.tactic, **point.kwargs)
+
+
+class Bench:
+    """The candidates of one entry, ready to be timed at each point. `failed` says which cannot be run, and why."""
+
+    both = False  # whether rounds are timed in both states of the clock
+
+    def __init__(self, points: Sequence[Question], candidates: Sequence[Candidate], tell: Tell) -> None:
+        self.points, self.candidates, self.tell = points, candidates, tell
+        self.failed: dict[int, str] = {}
+        for place in sorted({one.runner for one in candidates}):
+            tell(next(number for number, one in enumerate(candidates) if one.runner == place))
+            for point in points:
+                flashinfer_api.prepare(point, place)
+
+    def try_to(self, number: int, what: Callable[[], None], said: str = "") -> bool:
+        """Do something with a candidate; note where it fails. Raises `DeviceLost`."""
+        self.tell(number)
+        try:
+            what()
+        except Exception as error:  # noqa: BLE001 - a tactic may fail in any way
+            self.failed[number] = said + words(error)
+            survive(error)
+            return False
+        return True
+
+
+class CpuBench(Bench):
+    """Wall-clock rounds of calls that block their caller."""
+
+    def __init__(self, points: Sequence[Question], candidates: Sequence[Candidate], tell: Tell) -> None:
+        super().__init__(points, candidates, tell)
+        for number in range(len(candidates)):
+            self.try_to(number, lambda number=number: self._run_all(number))  # type: ignore[misc]
+        self._calls = [self._count(point) for point in points]
+        tell(None)
+
+    def _run_all(self, number: int) -> None:
+        for point in self.points:
+            run(point, point.inputs, self.candidates[number])
+
+    def _count(self, point: Question) -> int:
+        """The calls of one sample."""
+        began = time.perf_counter()
+        if 0 not in self.failed:
+            run(point, point.inputs, self.candidates[0])
+        return max(1, min(CALLS, math.ceil(_CPU_MS / max((time.perf_counter() - began) * 1e3, 1e-3))))
+
+    def rounds(self, alive: Sequence[int], count: int) -> list[Round]:
+        """Time `count` rounds, forwards and backwards in turn."""
+        found: list[Round] = []
+        for turn in range(count):
+            found.append({c: self._times(c) for c in (alive if turn % 2 == 0 else alive[::-1])})
+        self.tell(None)
+        return found
+
+    def _times(self, number: int) -> tuple[float, ...]:
+        self.tell(number)  # what came back once may not come back now
+        times: list[float] = []
+        for point, calls in zip(self.points, self._calls, strict=True):
+            began = time.perf_counter()
+            for _ in range(calls):
+                run(point, point.inputs, self.candidates[number])
+            times.append(math.log(max(1e-9, (time.perf_counter() - began) * 1e3 / calls)))
+        return tuple(times)
+
+
+class Sample(NamedTuple):
+    """The events around the calls of one sample."""
+
+    begin: Any
+    end: Any
+    calls: int
+
+
+class GpuBench(Bench):
+    """CUDA graphs. A candidate that cannot be captured is out; where the default cannot, plain calls are timed."""
+
+    def __init__(
+        self,
+        points: Sequence[Question],
+        candidates: Sequence[Candidate],
+        tell: Tell,
+        buffers: RotatingBuffers,
+        bucket: int,
+    ) -> None:
+        super().__init__(points, candidates, tell)
+        self._device, self.both = buffers.device, bucket >= clock.BOTH_FROM
+        self._sets = buffers.sets(points)
+        self._pool = cuda.graph_pool_handle()
+        self.ms: list[float] = [SAMPLE_MS] * len(points)
+        self._calls = [1] * len(points)
+        self._graphs: dict[int, list[list[Any]]] = {}
+        self._plain = False
+        if self.try_to(0, self._measure_default):
+            for number in range(len(candidates)):
+                if self.try_to(number, lambda number=number: self._warm(number)) and not self._plain:  # type: ignore[misc]
+                    self._capture(number)
+        tell(None)
+
+    def _measure_default(self) -> None:
+        """How long one call of the default takes at each point, and so how many calls a sample has."""
+        for place, (point, inputs) in enumerate(zip(self.points, self._sets[0], strict=True)):
+            run(point, inputs[0], self.candidates[0])
+            begin, end = self._event(), self._event()
+            try:
+                graph = self._graph(point, inputs, self.candidates[0], len(inputs))
+                graph.replay()
+            except Exception as error:  # noqa: BLE001 - some kernels cannot be captured
+                survive(error)
+                graph, self._plain = None, True
+            begin.record()
+            if graph is None:
+                for one in inputs:
+                    run(point, one, self.candidates[0])
+            else:
+                graph.replay()
+            end.record()
+            end.synchronize()
+            call = max(1e-3, float(begin.elapsed_time(end)) / len(inputs))
+            wanted = 2 ** round(math.log2(max(1.0, SAMPLE_MS / call)))  # alike in all processes
+            self._calls[place] = min(CALLS, wanted)
+            self.ms[place] = call * self._calls[place]
+
+    def _warm(self, number: int) -> None:
+        for point, inputs in zip(self.points, self._sets[0], strict=True):
+            for one in inputs[:2]:
+                run(point, one, self.candidates[number])
+        cuda.synchronize(self._device)
+
+    def _capture(self, number: int) -> None:
+        def capture() -> None:
+            self._graphs[number] = [
+                [
+                    self._graph(point, inputs, self.candidates[number], calls)
+                    for point, inputs, calls in zip(self.points, one, self._calls, strict=True)
+                ]
+                for one in self._sets
+            ]
+
+        self.try_to(number, capture, "as a CUDA graph: ")
+
+    def _graph(self, point: Question, inputs: list[list[Any]], candidate: Candidate, calls: int) -> Any:  # noqa: ANN401
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph, pool=self._pool):
+            for call in range(calls):
+                run(point, inputs[call % len(inputs)], candidate)
+        graph.replay()
+        cuda.synchronize(self._device)
+        return graph
+
+    def _event(self) -> Any:  # noqa: ANN401
+        return cuda.Event(enable_timing=True)
+
+    def launch(self, candidate: int, point: int, turn: int) -> Sample:
+        """Replay a candidate's graph of a point; the sets of copies take turns (`set_of`)."""
+        place, (begin, end) = set_of(turn) % len(self._sets), (self._event(), self._event())
+        evict(self._device)
+        one = self.candidates[candidate]
+        hooks.at("launch", self.points[point].inputs, self.points[point].runners[one.runner], one.tactic)
+        begin.record()
+        if candidate in self._graphs:
+            self._graphs[candidate][place][point].replay()
+        else:
+            inputs = self._sets[place][point]
+            for call in range(self._calls[point]):
+                run(self.points[point], inputs[call % len(inputs)], one)
+        end.record()
+        return Sample(begin, end, self._calls[point])
+
+    def reach(self, candidate: int, mark: Sample) -> None:
+        """Wait for a sample, having named its candidate: samples end in the order in which they began."""
+        if not mark.end.query():
+            self.tell(candidate)
+            mark.end.synchronize()
+
+    def wait(self) -> None:
+        """Until the device has nothing left to do."""
+        cuda.synchronize(self._device)
+        self.tell(None)
+
+    def read(self, mark: Sample) -> float:
+        """ln(milliseconds) of one call."""
+        return math.log(max(1e-6, mark.begin.elapsed_time(mark.end)) / mark.calls)
+
+
+class RotatingBuffers:
+    """Copies of weights in other memory; points that share a weight share its copies."""
+
+    def __init__(self, device: torch.device) -> None:
+        properties = cuda.get_device_properties(device)
+        self.device = device
+        self._cache, self._memory = int(properties.L2_cache_size), int(properties.total_memory)
+        self._clones: dict[tuple[int, tuple[int, ...]], list[torch.Tensor]] = {}
+
+    def sets(self, points: Sequence[Question]) -> list[list[list[list[Any]]]]:
+        """For each set and point the inputs, over and over with the weights in other memory.
+
+        What the tuning config makes dynamic follows the token count: activations and outputs, which stay where they
+        are, as they do behind the layer before. A flat tensor of bytes is a workspace and is not copied.
+        """
+        sizes = [sum(point.inputs[i].nbytes for i in _weights(point)) for point in points]
+        counts = [self._count(size) for size in sizes]
+        fits = all(SETS * n * size <= self._memory // _SHARE for n, size in zip(counts, sizes, strict=True))
+        return [
+            [self._turned(point, n, one) for point, n in zip(points, counts, strict=True)]
+            for one in range(SETS if fits else 1)
+        ]
+
+    def _count(self, size: int) -> int:
+        return max(2, min(16, math.ceil(_L2_TIMES * self._cache / size))) if 1 << 20 < size < 1 << 30 else 1
+
+    def _turned(self, point: Question, count: int, one: int) -> list[list[Any]]:
+        turned: list[list[Any]] = []
+        for copy in range(count):
+            again = list(point.inputs)
+            for index in _weights(point):
+                again[index] = self._clone(point.inputs[index], one * count + copy)
+            turned.append(again)
+        return turned
+
+    def _clone(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
+        clones = self._clones.setdefault((tensor.data_ptr(), tuple(tensor.shape)), [tensor])
+        while len(clones) <= number:
+            clones.append(tensor.clone())
+        return clones[number]
+
+
+def _weights(point: Question) -> list[int]:
+    """The inputs on the device that do not follow the token count, workspaces aside."""
+    moving = {index for spec in point.config.dynamic_tensor_specs for index in spec.input_idx}
+    moving |= {spec.input_idx for spec in point.config.constraint_specs}
+    return [
+        index
+        for index, tensor in enumerate(point.inputs)
+        if isinstance(tensor, torch.Tensor)
+        and index not in moving
+        and not (tensor.dim() == 1 and tensor.dtype in (torch.uint8, torch.int8))
+    ]
+
+
+@functools.cache
+def _filler(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is read to empty the cache, and a place for the result; made once, with the device woken by reading it.
+
+    The first entry that a process timed was measured at up to 2.8 times its time (seen): the device was not awake.
+    """
+    size = _EVICT_TIMES * int(cuda.get_device_properties(device).L2_cache_size)
+    much, result = torch.zeros(size // 4, dtype=torch.float32, device=device), torch.zeros((), device=device)
+    until = time.monotonic() + _WAKE
+    while time.monotonic() < until:
+        for _ in range(16):
+            torch.amax(much, dim=0, out=result)
+        cuda.synchronize(device)
+    return much, result
+
+
+def evict(device: torch.device) -> None:
+    """Let the device read so much that nothing older is left in its L2 cache, without waiting; nothing is written."""
+    much, result = _filler(device)
+    torch.amax(much, dim=0, out=result)
+
+
+def set_of(turn: int) -> int:
+    """Which set of copies a round uses: two rounds with one, forwards and backwards, then two with the next."""
+    return turn // 2 % SETS
+
+
+def on_gpu(device: torch.device) -> bool:
+    """Whether candidates are timed as CUDA graphs."""
+    return str(device.type) == "cuda"
+
+
+def make_bench(
+    points: Sequence[Question],
+    candidates: Sequence[Candidate],
+    tell: Tell,
+    bucket: int,
+    buffers: RotatingBuffers | None,
+) -> CpuBench | GpuBench:
+    """Prepare the candidates of an entry at every point; `buffers` as `buffers_for` makes them."""
+    hooks.at("make_bench", bucket)
+    if buffers is not None:
+        return GpuBench(points, candidates, tell, buffers, bucket)
+    return CpuBench(points, candidates, tell)
+
+
+def buffers_for(device: torch.device) -> RotatingBuffers | None:
+    """What benches that are timed in one go share; None where there is nothing to copy."""
+    return RotatingBuffers(device) if on_gpu(device) else None
+
+
+def time_benches(
+    benches: Sequence[CpuBench | GpuBench], alive: Sequence[Sequence[int]], count: int
+) -> list[list[Batch]]:
+    """The batches of each bench: `count` rounds, in one go where both states of the clock count."""
+    gpu = [one for one in benches if isinstance(one, GpuBench)]
+    if gpu and len(gpu) == len(benches) and all(one.both for one in gpu):
+        found = clock.time_rounds(gpu, alive, count, both=True)
+    elif gpu:
+        found = [
+            clock.time_rounds([one], [mine], count, both=one.both)[0] for one, mine in zip(gpu, alive, strict=True)
+        ]
+    else:
+        found = [one.rounds(mine, count) for one, mine in zip(benches, alive, strict=True) if isinstance(one, CpuBench)]
+    return [_batches(rounds) for rounds in found]
+
+
+def _batches(rounds: Sequence[Round]) -> list[Batch]:
+    """The rounds of each set of copies."""
+    split = [[one for turn, one in enumerate(rounds) if set_of(turn) == place] for place in range(SETS)]
+    return [batch for batch in split if batch]

@@ -1,0 +1,167 @@
+"""Comparing and verifying in real ranks: the default is an entry like any other, a wrong tactic is replaced and named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tune_harness import Tuner, write_plan
+
+from pipeline.contract.manifest import Manifest
+from pipeline.contract.plan import Plan
+
+pytestmark = pytest.mark.flashinfer
+
+ON = ("--compare", "on", "--compare-budget", "60")  # enough for a busy machine
+Place = tuple[Manifest, dict[str, Any]]
+
+
+@pytest.fixture
+def plan(make_plan: Callable[..., Plan], tmp_path: Path) -> Path:
+    whole = make_plan()
+    return write_plan(replace(whole, ops=(replace(whole.ops[1], buckets=(1, 16)),)), tmp_path / "plan.json")
+
+
+def read(root: Path) -> Place:
+    (place,) = root.glob("*/*/*")
+    manifest = Manifest.from_json(json.loads((place / "manifest.json").read_text()))
+    return manifest, json.loads((place / "autotune_configs.json").read_text())
+
+
+def test_comparing_keeps_its_times_and_reasons(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON)
+    assert done.status == 0, done.stderr
+    manifest, _ = read(tmp_path / "out")
+    assert manifest.options["compare"] == "on"
+    for row in manifest.covered:
+        assert row.default_ms is not None
+        assert row.default_ms > 0
+        assert row.ratio is not None
+        assert row.decided_by in ("default", "faster", "tie")
+        assert (row.tactic == -1) == (row.ratio == 1.0), row
+        assert row.ratio <= 1.0, row
+
+
+def test_a_default_that_wins_is_an_entry_that_hits(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, fault="default_wins", rank="*")
+    assert done.status == 0, done.stderr
+    manifest, file = read(tmp_path / "out")
+    assert [row.tactic for row in manifest.covered] == [-1, -1]
+    assert [file[row.entry][:2] for row in manifest.covered] == [["CpuWholeRunner", -1]] * 2
+    replayed = tuner.run("pipeline.tune.replay", "--root", tmp_path / "out")
+    assert replayed.status == 0, replayed.stderr
+    assert replayed.told["hits"] == replayed.told["calls"] > 0
+
+
+@pytest.mark.parametrize("fault", ["as_on_a_gpu", "no_memory_together"])
+def test_the_way_of_a_gpu_with_its_second_process(tuner: Tuner, plan: Path, tmp_path: Path, fault: str) -> None:
+    """Graphs, both states of the clock, several buckets in one go; alone, those for which there is no memory."""
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, "--workers", "1", fault=fault, rank="*", warm=False)
+    assert done.status == 0, done.stderr
+    manifest, _ = read(tmp_path / "out")
+    assert {row.decided_by for row in manifest.covered} <= {"default", "faster", "tie"}, manifest.covered
+    assert all(row.default_ms and not row.note for row in manifest.covered), manifest.covered
+    assert not manifest.notes
+    assert manifest.options["workers"] == 1
+    assert "at 1, 16 tokens" in done.stderr
+
+
+def test_what_no_time_was_left_for_keeps_the_default_and_is_said(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", "--compare", "on", "--compare-budget", "0.0001")
+    assert done.status == 0, done.stderr
+    assert "comparing 2 buckets takes 0 s at most" in done.stderr
+    manifest, _ = read(tmp_path / "out")
+    last = manifest.covered[-1]  # the first bucket may begin before anything is spent
+    assert (last.tactic, last.decided_by, last.note) == (
+        -1,
+        "default",
+        "the default: the time for comparing was used up",
+    )
+    assert any("keep the default: comparing was to take 0.0 s at most" in note for note in manifest.notes)
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("worker_dies", "BrokenProcessPool"),
+        pytest.param("worker_hangs", "no answer within 3 s", marks=pytest.mark.once),
+    ],
+)
+def test_a_second_process_that_is_lost_leaves_the_default(
+    tuner: Tuner, plan: Path, tmp_path: Path, fault: str, why: str
+) -> None:
+    words = (*ON, "--workers", "1", "--timeout", "6")
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *words, fault=fault, warm=False)
+    assert done.status == 0, done.stderr
+    manifest, _ = read(tmp_path / "out")
+    (note,) = (note for note in manifest.notes if "process" in note)
+    assert note.startswith("compared without process 1: on rank 1")
+    assert why in note
+    assert {(row.tactic, row.decided_by) for row in manifest.covered} == {(-1, "default")}
+    assert tuner.run("pipeline.tune.replay", "--root", tmp_path / "out").status == 0
+
+
+def test_an_entry_that_a_second_process_cannot_time_keeps_the_default(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
+    fault = "worker_cannot_run_a_candidate"
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, "--workers", "1", fault=fault, rank="*", warm=False)
+    assert done.status == 0, done.stderr
+    manifest, _ = read(tmp_path / "out")
+    assert not manifest.notes
+    notes = {row.bucket: row.note for row in manifest.covered}
+    assert notes == {1: "", 16: "the default: process 1 of rank 1 could not time it: RuntimeError: planted"}
+
+
+def test_workers_out_of_bounds_are_refused(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", "--workers", "99")
+    assert (done.status, "--workers 99 is not between 0 and 8" in done.stderr) == (2, True)
+
+
+def test_the_two_products_of_a_moe_layer_are_compared_and_verified_each_by_itself(tuner: Tuner) -> None:
+    """A stand-in of FlashInfer's runner, which both products share (fused_moe/core.py, in both versions)."""
+    words = [tuner.python, str(Path(__file__).with_name("moe_sample.py"))]
+    done = subprocess.run(words, env=tuner.environment(), capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["compared"] == {"gemm1": [4, 2], "gemm2": [4, 5]}, "three and the default, and the fastest"
+    assert told["baked"] == {"gemm1": 2, "gemm2": 5}
+    assert told["freed"] == []
+    assert told["blocked"] == [["gemm1", 2]], "a wrong first product blocks no tactic of the second"
+    said = "32 rows were compared, for want of memory for the reference"
+    assert told["out of memory in the reference"] == [[], [f"moe at {tokens} tokens: {said}" for tokens in (4, 5)]]
+    assert told["out of memory in the inputs"] == "out of memory while running moe at 4 tokens, with the default too"
+
+
+def test_compare_off_leaves_the_argmin(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", "--compare", "off")
+    assert done.status == 0, done.stderr
+    manifest, _ = read(tmp_path / "out")
+    assert manifest.options["compare"] == "off"
+    assert {(row.decided_by, row.ratio, row.default_ms) for row in manifest.covered} == {("argmin", None, None)}
+    assert all(row.tactic != -1 for row in manifest.covered)
+
+
+def test_a_wrong_tactic_is_blocked_and_the_bucket_tuned_again(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, fault="wrong_and_fast", rank="*")
+    assert done.status == 0, done.stderr
+    manifest, _ = read(tmp_path / "out")
+    assert {(one["op"], one["bucket"], one["runner"], one["tactic"][0]) for one in manifest.blocked} == {
+        ("narrow", 1, "CpuWholeRunner", "upcast"),
+        ("narrow", 16, "CpuWholeRunner", "upcast"),
+    }
+    assert all("times the bound" in one["reason"] for one in manifest.blocked)
+    assert len(manifest.covered) == 2
+    assert not [row for row in manifest.covered if row.tactic != -1 and row.tactic[0] == "upcast"]
+    assert tuner.run("pipeline.tune.replay", "--root", tmp_path / "out").status == 0
+
+
+def test_a_rank_that_cannot_compare_leaves_the_argmin_on_all(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
+    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, fault="no_memory_to_compare", rank=1)
+    assert done.status == 0, done.stderr
+    manifest, _ = read(tmp_path / "out")
+    assert {row.decided_by for row in manifest.covered} == {"argmin"}
+    assert all("not compared: MemoryError" in row.note for row in manifest.covered)
