@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import multiprocessing
 import os
 import select
 import shlex
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,6 +171,11 @@ def close(stream: IO[str]) -> None:
     """Close a log or a pipe that may take no more: on a full disk, or with its reader gone, the rest would be tried."""
     with contextlib.suppress(OSError):
         stream.close()
+
+
+def process_of_functions(set_up: Callable[..., None], *words: object) -> ProcessPoolExecutor:
+    """A process of this Python, started afresh, that runs functions; `set_up` runs in it before the first."""
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), set_up, words)
 
 
 class _Reader:

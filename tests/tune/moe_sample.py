@@ -91,7 +91,7 @@ class Layer:
 
 
 op = OpPlan("moe", "cpu_mm", {"n": 1, "k": 1}, {}, (4,))
-plan = Plan("m", "cpu", "x", "0", Layout(), (op,))
+plan = Plan("m", "cpu", "x", flashinfer_api.version(), Layout(), (op,))
 steps = SimpleNamespace(say=lambda *_, **__: None, tick=lambda _: None, attempt=lambda *_: None)
 tuner = ObservedTuner(CPU_KNOBS)
 flashinfer_api.install(tuner)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pipeline import run
 from pipeline.tune import hooks
 from pipeline.tune.tied import starter, tie
 
@@ -137,12 +137,11 @@ def _why(error: BaseException) -> str:
 @contextlib.contextmanager
 def started(count: int, plan: Path, device: torch.device, patience: float) -> Iterator[Workers]:
     """Start the workers without waiting for them; end them on the way out."""
-    context = multiprocessing.get_context("spawn")
     os.environ.update(starter())
     found = Workers(wanted=count, patience=patience)
     try:
         for number in range(1, count + 1):
-            pool = ProcessPoolExecutor(1, context, _set_up, (str(plan), str(device)))
+            pool = run.process_of_functions(_set_up, str(plan), str(device))
             found.all.append(Worker(number, pool, starting=pool.submit(os.getpid)))
         yield found
     finally:
