@@ -25,6 +25,7 @@ from pipeline.contract.places import FAILURE_FILE
 from pipeline.flashinfer.leader import check_leader
 
 from .arguments import parser
+from .compare.decide import SECONDS as COMPARE_SECONDS
 from .needed import need_torch
 from .planfile import read_plan
 from .save import open_out
@@ -58,9 +59,10 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
 
     plan = read_plan(arguments.plan)
     if plan.engine is not None:
-        from .engines.made import tune_with_engine
-
-        return tune_with_engine(plan, arguments.out.resolve(), max_wait=arguments.engine_max_wait)
+        raise UsageError(
+            f"this plan starts {plan.engine.name}: the tuner tunes ops only",
+            hint=f"`pipeline build MODEL --server {plan.engine.name}` warms up a server by its own start",
+        )
     check_leader(arguments.strategy, plan)  # before any rank is started: a rank needs long to import
     nproc = plan.layout.world if arguments.nproc is None else arguments.nproc
     if arguments.workers is not None and not 0 <= arguments.workers <= MOST_WORKERS:
@@ -78,6 +80,9 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
     need_torch("pipeline tune MODEL")
     buckets = sum(len(op.buckets) for op in plan.ops)
     log.note(f"{plan.model}: {len(plan.ops)} ops, {buckets} buckets, {nproc} ranks on {plan.device} ({plan.arch})")
+    if arguments.compare == "on":
+        seconds = COMPARE_SECONDS if arguments.compare_budget is None else arguments.compare_budget
+        log.note(f"comparing takes {seconds * buckets:.0f} s at most; what is left then keeps the default")
 
     def tell(step: RankStep) -> None:
         log.note(f"{step.op}/{len(plan.ops)} {step.step}" if step.step.startswith("tuning") else step.step)

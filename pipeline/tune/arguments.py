@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 from pipeline.contract.bounds import budget, seconds, whole
 from pipeline.contract.commandline import Parser, path
 from pipeline.contract.plan import MOST_RANKS
@@ -63,7 +65,8 @@ def parser() -> Parser:
         help="processes beside each rank that time entries as well (default: 1 on a GPU, none on a CPU)",
     )
     found.add_argument(
-        "--engine-max-wait", type=seconds, default=7200, metavar="S", help="bound of an engine's own start, seconds"
+        "--engine-max-wait",
+        help=argparse.SUPPRESS,  # the road still passes it, with a plan that is refused
     )
     found.add_argument(
         "--share-gpu",

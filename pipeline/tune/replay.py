@@ -131,7 +131,7 @@ def replay(root: Path, chosen: str | None, timeout: float) -> dict[str, Any]:
     if stored.manifest.plan.engine is not None:
         raise UsageError(
             f"{stored.key} was made by {stored.manifest.plan.engine.name}, which alone can replay it",
-            hint="below pipeline-run: python3 -m pipeline.tune.engines.again --key KEY",
+            hint="verify an image that was made by `pipeline build MODEL --server …`",
         )
     nproc = len(stored.manifest.ranks) or stored.manifest.plan.layout.world
     before = sha256_file(stored.cache_path)

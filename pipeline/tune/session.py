@@ -26,7 +26,8 @@ from . import flashinfer_api
 from . import rank as life
 from .agreement import one_gpu_each
 from .attempt import read_crashes
-from .compare.compare import CPU_SECONDS, GPU_SECONDS, Budget
+from .compare.compare import Budget
+from .compare.decide import SECONDS
 from .compare.workers import GPU_WORKERS, Workers
 from .coverage import Measured
 from .cpu_shim import CPU_KNOBS
@@ -172,7 +173,8 @@ def begin(options: Options, steps: Steps) -> Session:
     plan = read_plan(options.plan)
     rank, world = life.environment()
     device = take_device(plan, share_gpu=options.share_gpu)
-    options = replace(options, workers=workers_wanted(options, device), compare_budget=_seconds(options, device))
+    budget = SECONDS if options.compare_budget is None else options.compare_budget
+    options = replace(options, workers=workers_wanted(options, device), compare_budget=budget)
     tuner = ObservedTuner(CPU_KNOBS if device.type == "cpu" else {}, on_try=steps.attempt)
     flashinfer_api.install(tuner)
     ranks = join(rank, world, options.timeout, steps, holders(plan, world))
@@ -242,13 +244,6 @@ def workers_wanted(options: Options, device: torch.device) -> int:
     if options.workers is not None:
         return options.workers
     return GPU_WORKERS if device.type == "cuda" and not options.share_gpu else 0
-
-
-def _seconds(options: Options, device: torch.device) -> float:
-    """The bound of comparing for each bucket of an op."""
-    if options.compare_budget is not None:
-        return options.compare_budget
-    return GPU_SECONDS if device.type == "cuda" else CPU_SECONDS
 
 
 def _device_facts(rank: int, device: torch.device) -> dict[str, Any]:

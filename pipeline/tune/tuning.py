@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from pipeline import log
 from pipeline.contract.digest import sha256_json
 from pipeline.contract.plan import OpPlan
 from pipeline.flashinfer.leader import LEADER
@@ -64,11 +63,8 @@ def _apart(session: Session) -> None:
 
 
 def _allow(session: Session, buckets: int) -> None:
-    """Set the bound of all comparing, and say it before any."""
-    seconds = (session.options.compare_budget or 0.0) * buckets
-    session.compare_budget = Budget(seconds)
-    if session.options.compare == "on" and session.ranks.rank == 0:
-        log.note(f"comparing {buckets} buckets takes {seconds:.0f} s at most; what is left then keeps the default")
+    """Set the bound of all comparing."""
+    session.compare_budget = Budget((session.options.compare_budget or 0.0) * buckets)
 
 
 def _held(session: Session) -> list[tuple[int, Any]]:

@@ -74,7 +74,7 @@ def test_the_way_of_a_gpu_with_its_second_process(tuner: Tuner, plan: Path, tmp_
 def test_what_no_time_was_left_for_keeps_the_default_and_is_said(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
     done = tuner.run("pipeline.tune", plan, tmp_path / "out", "--compare", "on", "--compare-budget", "0.0001")
     assert done.status == 0, done.stderr
-    assert "comparing 2 buckets takes 0 s at most" in done.stderr
+    assert "comparing takes 0 s at most" in done.stderr
     manifest, _ = read(tmp_path / "out")
     last = manifest.covered[-1]  # the first bucket may begin before anything is spent
     assert (last.tactic, last.decided_by, last.note) == (

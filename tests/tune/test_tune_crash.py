@@ -93,7 +93,7 @@ def test_a_hang_while_comparing_is_found_too(
     tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, fault: str
 ) -> None:
     plan = replace(make_plan(), ops=make_plan().ops[1:])
-    done = tune(tuner, plan, tmp_path, fault, "--compare", "on", rank="*", timeout=6)
+    done = tune(tuner, plan, tmp_path, fault, "--compare", "on", "--compare-budget", "600", rank="*", timeout=6)
     assert done.status == 0, done.stderr
     (row,) = blocked(tmp_path / "out")
     assert (row["op"], row["bucket"], row["tactic"]) == ("narrow", 16, ["upcast", "nk", 0, 0, 1])
@@ -127,7 +127,9 @@ def test_two_tactics_that_hang_are_both_left_out(tuner: Tuner, make_plan: Callab
 
 @pytest.mark.once
 def test_a_default_that_hangs_is_named(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
-    done = tune(tuner, make_plan(), tmp_path, "hanging_default", "--compare", "on", timeout=6)
+    done = tune(
+        tuner, make_plan(), tmp_path, "hanging_default", "--compare", "on", "--compare-budget", "600", timeout=6
+    )
     assert done.status == 6
     assert re.match(
         r"error: rank 1 made no progress at: comparing wide .*, in Cpu\w+ tactic -1 of cpu_mm at 1 tokens \(wide\)",
@@ -145,8 +147,8 @@ def test_a_default_that_hangs_is_named(tuner: Tuner, make_plan: Callable[..., Pl
 def test_it_ends_in_the_end(
     tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, fault: str, said: str
 ) -> None:
-    judge = ("--compare", "on" if fault == "crashing_default" else "off")  # tuning itself never runs the default
-    done = tune(tuner, make_plan(), tmp_path, fault, *judge)
+    compare = "on" if fault == "crashing_default" else "off"  # tuning itself never runs the default
+    done = tune(tuner, make_plan(), tmp_path, fault, "--compare", compare, "--compare-budget", "600")
     assert done.status == 6
     assert error_line(done).startswith("error: a tactic ended its rank: Cpu")
     assert said in done.stderr

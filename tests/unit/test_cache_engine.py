@@ -188,30 +188,6 @@ def test_an_engine_s_own_directory_is_explained_as_one(tmp_path):
     assert found.broken and "different numbers of entries" in found.judgement.because
 
 
-def test_a_start_for_tuning_changes_only_where_it_listens_and_how_weights_are_loaded():
-    from pipeline.tune.engines.serve import command, without
-
-    words = [
-        "/m",
-        "--port",
-        "9",
-        "--host=::",
-        "--load_format",
-        "safetensors",
-        "--seed",
-        "1",
-        "--skip-tokenizer-init",
-        "-q",
-        "fp8",
-    ]
-    assert without(words) == ["/m", "--seed", "1", "-q", "fp8"]
-    made = command(replace(samples.RUN, arguments=tuple(words)), 5)
-    assert made[:3] == ["vllm", "serve", "/m"]
-    assert made[7:] == ["--host", "127.0.0.1", "--port", "5", "--load-format", "dummy", "--skip-tokenizer-init"]
-    made = command(replace(samples.RUN, name="sglang", arguments=("--model-path", "/m")), 5)
-    assert made[1:5] == ["-m", "sglang.launch_server", "--model-path", "/m"]
-
-
 ANY = st.recursive(
     st.none() | st.integers() | st.text(max_size=4) | st.sampled_from(["..", "/etc", "vllm", "sglang", "v2/x"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),

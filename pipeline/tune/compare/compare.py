@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 Gather = Callable[[Any], list[Any]]
 
-GPU_SECONDS, CPU_SECONDS = 1.0, 1.0  # bound of comparing for each bucket of an op, where nothing else is asked for
 _TOGETHER = 8  # buckets that are timed in one go, where both states of the clock count
 
 

@@ -23,6 +23,7 @@ SURE = 2.0  # standard errors by which a choice must beat the default
 STEADY = 0.001  # what batches scatter by at least: a few may agree by chance
 CANDIDATES = 4  # FlashInfer's fastest that are compared with the default
 ROUNDS = 8  # of each candidate in each process
+SECONDS = 1.0  # bound of all comparing, times ops times buckets, where nothing else is asked for
 
 Round = Mapping[
     int, Sequence[float]
