@@ -21,8 +21,6 @@ from .tuner import Lookup, ObservedTuner, Sample
 if TYPE_CHECKING:
     import torch
 
-    from .compare.entries import Compared
-
 _at = flashinfer_api.load()
 
 
@@ -78,6 +76,25 @@ def cover(tuner: ObservedTuner, plan: Plan, op: OpPlan, case: Case, measured: Me
             hint="nothing was saved; the details name each bucket, free memory or leave the op out with --skip-ops",
         )
     return rows
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What comparing found about one entry, for the manifest.
+
+    Times in milliseconds at the bucket; `ratio` chosen over default, over all token counts and clock states. `argmin`
+    is what FlashInfer had chosen. `candidates` counts those that were compared.
+    """
+
+    time_ms: float | None = None
+    default_ms: float | None = None
+    ratio: float | None = None
+    spread: float | None = None
+    decided_by: str = "argmin"
+    candidates: int = 0
+    failed: int = 0
+    argmin: tuple[str, Any] | None = None
+    note: str = ""
 
 
 class Measured:

@@ -26,8 +26,7 @@ from . import flashinfer_api
 from . import rank as life
 from .agreement import one_gpu_each
 from .attempt import read_crashes
-from .compare.compare import Budget
-from .compare.decide import SECONDS
+from .compare.decide import SECONDS, Budget
 from .compare.workers import GPU_WORKERS, Workers
 from .coverage import Measured
 from .cpu_shim import CPU_KNOBS

@@ -15,7 +15,8 @@ from pipeline.flashinfer.leader import LEADER
 from pipeline.flashinfer.ops import is_skipped
 
 from . import flashinfer_api
-from .compare.compare import Budget, compare_op
+from .compare.compare import compare_op
+from .compare.decide import Budget
 from .coverage import call, settings
 from .cpu_shim import cpu_clock
 from .guard import stops_rank

@@ -18,7 +18,8 @@ import cuda_on_cpu
 from pipeline.contract.plan import Layout, OpPlan, Plan
 from pipeline.tune import flashinfer_api
 from pipeline.tune.compare import timing
-from pipeline.tune.compare.compare import Budget, compare_op
+from pipeline.tune.compare.compare import compare_op
+from pipeline.tune.compare.decide import Budget
 from pipeline.tune.compare.workers import Workers
 from pipeline.tune.coverage import Measured, settings
 from pipeline.tune.cpu_shim import CPU_KNOBS, cpu_clock

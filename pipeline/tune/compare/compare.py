@@ -19,12 +19,13 @@ from pipeline.contract.digest import canonical_json
 from pipeline.contract.plan import OpPlan
 from pipeline.tune import flashinfer_api
 from pipeline.tune.attempt import Attempt, identity
+from pipeline.tune.coverage import Compared
 from pipeline.tune.guard import OUT_OF_MEMORY, survive
 from pipeline.tune.tuner import Question
 
 from . import clock, decide, timing
 from .decide import Batch
-from .entries import Compared, Entry, entries_at
+from .entries import Entry, entries_at
 from .timing import DEFAULT, Candidate, Tell, make_bench, time_benches, words
 from .workers import Answer
 
@@ -35,24 +36,6 @@ if TYPE_CHECKING:
 Gather = Callable[[Any], list[Any]]
 
 _TOGETHER = 8  # buckets that are timed in one go, where both states of the clock count
-
-
-@dataclass
-class Budget:
-    """The bound of all comparing of a run, in seconds; what is left when it is used up keeps the default."""
-
-    seconds: float
-    spent: float = 0.0
-    short: int = 0
-
-    def note(self) -> str:
-        """In words, where something was left."""
-        if not self.short:
-            return ""
-        return (
-            f"{self.short} entries keep the default: comparing was to take {self.seconds:.1f} s at most "
-            "(--compare-budget)"
-        )
 
 
 def compare_op(session: Session, op: OpPlan, case: Case, known: Collection[str], gather: Gather) -> None:

@@ -29,6 +29,7 @@ Round = Mapping[
     int, Sequence[float]
 ]  # candidate → ln(milliseconds) at each token count and clock state; 0: the default
 Batch = Sequence[Round]
+Key = tuple[int, int, int]  # the op's index in the plan, the bucket, and which of the entries that answer there
 
 
 @dataclass(frozen=True)
@@ -81,3 +82,21 @@ def trimmed(values: Sequence[float]) -> float:
     """The mean without the lowest and the highest fifth."""
     cut = len(values) // 5
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
+
+
+@dataclass
+class Budget:
+    """The bound of all comparing of a run, in seconds; what is left when it is used up keeps the default."""
+
+    seconds: float
+    spent: float = 0.0
+    short: int = 0
+
+    def note(self) -> str:
+        """In words, where something was left."""
+        if not self.short:
+            return ""
+        return (
+            f"{self.short} entries keep the default: comparing was to take {self.seconds:.1f} s at most "
+            "(--compare-budget)"
+        )

@@ -4,39 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.contract.plan import OpPlan, Plan
 from pipeline.tune.coverage import settings
 from pipeline.tune.tokens import compared_tokens
 from pipeline.tune.tuner import ObservedTuner, Question
 
-from .decide import Batch
-from .workers import Key
+from .decide import Batch, Key
 
 if TYPE_CHECKING:
     from pipeline.tune.ops import Case
 
     from .timing import Candidate
-
-
-@dataclass(frozen=True)
-class Compared:
-    """What comparing found about one entry, for the manifest.
-
-    Times in milliseconds at the bucket; `ratio` chosen over default, over all token counts and clock states. `argmin`
-    is what FlashInfer had chosen. `candidates` counts those that were compared.
-    """
-
-    time_ms: float | None = None
-    default_ms: float | None = None
-    ratio: float | None = None
-    spread: float | None = None
-    decided_by: str = "argmin"
-    candidates: int = 0
-    failed: int = 0
-    argmin: tuple[str, Any] | None = None
-    note: str = ""
 
 
 @dataclass

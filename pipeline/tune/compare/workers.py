@@ -23,7 +23,7 @@ from pipeline import run
 from pipeline.tune import hooks
 from pipeline.tune.tied import starter, tie
 
-from .decide import Batch
+from .decide import Batch, Key
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,6 @@ GPU_WORKERS = 1  # with the rank two processes
 _START = 180.0  # seconds for a worker to import and to take its device, on a machine that compiles meanwhile
 _BEAT = 1.0
 
-Key = tuple[int, int, int]  # the op's index in the plan, the bucket, and which of the entries that answer there
 Asked = tuple[Key, Sequence[tuple[int, Any]]]  # an entry and its candidates: place of the runner, tactic as JSON
 Tick = Callable[[str], None]
 T = TypeVar("T")
