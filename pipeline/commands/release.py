@@ -66,9 +66,9 @@ def execute_cells(arguments: argparse.Namespace) -> int:
     """List the cells, and what the registry has of them; no Docker Engine is needed."""
     from pipeline.registry.client import Registry
 
-    release, words = _prepared(arguments)
+    release = _prepared(arguments)
     with Registry(release.options.place.registry) as registry:
-        rows = release.cells(registry, ["pipeline", "release", "run", *words])
+        rows = release.cells(registry, ["pipeline", "release", "run", *_spelled(arguments)])
     if arguments.json:
         print(json.dumps(rows, indent=2))
     else:
@@ -80,7 +80,7 @@ def execute_cells(arguments: argparse.Namespace) -> int:
 
 def execute_run(arguments: argparse.Namespace) -> int:
     """Release cells, and show what came of it, also when that was interrupted."""
-    release, _ = _prepared(arguments, sign=not arguments.dry_run)
+    release = _prepared(arguments, sign=not arguments.dry_run)
     code = int(Exit.INTERNAL)
     try:
         release.run(arguments.cell, dry_run=arguments.dry_run)
@@ -96,7 +96,7 @@ def execute_run(arguments: argparse.Namespace) -> int:
 
 def execute_finish(arguments: argparse.Namespace) -> int:
     """Make indexes, give tags and move floating ones; exit 8 with the list of cells that are missing."""
-    release, _ = _prepared(arguments)
+    release = _prepared(arguments)
     release.finish()
     _show(release, arguments)
     return release.summary().code
@@ -110,8 +110,8 @@ def _show(release: Release, arguments: argparse.Namespace) -> None:
     summary.show()
 
 
-def _prepared(arguments: argparse.Namespace, *, sign: bool = True) -> tuple[Release, list[str]]:
-    """The release, and the words that name it again. Everything that can be wrong with the settings is said here."""
+def _prepared(arguments: argparse.Namespace, *, sign: bool = True) -> Release:
+    """The release. Everything that can be wrong with the settings is said here."""
     from pipeline.contract.errors import UsageError
     from pipeline.release import cosign, tags, verdicts
     from pipeline.release.annotations import check_annotations
@@ -136,7 +136,8 @@ def _prepared(arguments: argparse.Namespace, *, sign: bool = True) -> tuple[Rele
             raise UsageError("nothing to release was named", hint="a MODEL, or --matrix release.toml (MATRIX=…)")
         if arguments.cache is None:
             raise UsageError("CACHE= names no directory", hint="CACHE=dir or CACHE=dir1,dir2")
-        cells = tuple(single(model, arguments.tp, caches=arguments.cache) for model in arguments.models)
+        named = {name: value for name in ("device", "arch") if (value := getattr(arguments, name).strip())}
+        cells = tuple(single(model, arguments.tp, caches=arguments.cache, settings=named) for model in arguments.models)
         if len({cell.name for cell in cells}) < len(cells):
             raise UsageError("a model was named twice")
     signer = cosign.Signer(arguments.sign, arguments.transparency_log) if arguments.sign else None
@@ -158,9 +159,26 @@ def _prepared(arguments: argparse.Namespace, *, sign: bool = True) -> tuple[Rele
         cosign.check_repository(options.place.repository)
         if sign:
             signer.check()
-    words = ["--registry", options.place.name, *(["--sign", arguments.sign] if arguments.sign else [])]
-    words = [*arguments.models, *(["--matrix", str(arguments.matrix)] if matrix else []), *words]
-    return Release(options, _jobs(arguments, cells, options)), words
+    return Release(options, _jobs(arguments, cells, options))
+
+
+def _spelled(arguments: argparse.Namespace) -> list[str]:
+    """The words that give these arguments again."""
+    parser = argparse.ArgumentParser(add_help=False)
+    _add_common(parser)
+    words = list(arguments.models)
+    for action in parser._actions:
+        value = getattr(arguments, action.dest)
+        if not action.option_strings or value == action.default:
+            continue
+        option = action.option_strings[-1]
+        if action.nargs == 0:
+            words.append(option)
+        elif isinstance(value, list):
+            words += [word for one in value for word in (option, str(one))]
+        else:
+            words += [option, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+    return words
 
 
 def _jobs(arguments: argparse.Namespace, cells: tuple[Cell, ...], options: Options) -> list[Job]:

@@ -90,11 +90,6 @@ class Registry:
 
         return self.policy.call(once)
 
-    def tags(self, repository: str) -> tuple[str, ...]:
-        """All tags of a repository, sorted; none where there is no such repository."""
-        pages = self._pages(f"/v2/{repository}/tags/list", repository, f"list the tags of {repository}")
-        return tuple(sorted({str(tag) for page in pages for tag in page.get("tags") or ()}))
-
     def put_manifest(self, repository: str, manifest: Manifest, tag: str = "") -> str:
         """Store a manifest under its digest, or under a tag, and return its digest.
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from pipeline import log as talk
 from pipeline.contract.digest import sha256_json
@@ -31,37 +31,10 @@ from . import attachments, cosign, sbom
 from .images import ImageIndex, Layout, read_image
 from .tags import inputs_tag
 
+if TYPE_CHECKING:
+    from .building import BuiltImage
+
 _AT_ONCE = 4  # blobs that are sent at the same time
-
-
-class Built(Protocol):
-    """An image that was baked and verified: `building.BuiltImage`."""
-
-    @property
-    def config_digest(self) -> str:
-        """The digest of its config."""
-
-    @property
-    def manifests(self) -> tuple[bytes, ...]:
-        """manifest.json of each key."""
-
-    @property
-    def wheels(self) -> Path:
-        """The folder of wheelhouses."""
-
-    @property
-    def time(self) -> int:
-        """The time that all its files have."""
-
-    @property
-    def log(self) -> Path:
-        """The log of the run."""
-
-    def export(self, layout: Path, name: str, annotations: Mapping[str, str], compression: str) -> str:
-        """Put it into an OCI layout; return the digest of its index."""
-
-    def run(self, command: Sequence[str]) -> str:
-        """What a command prints in a container of it."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +66,7 @@ class Publisher:
     compression: str = ""
 
     def publish(
-        self, image: Built, verdicts: tuple[Verdict, ...], inputs: str, annotations: Mapping[str, str], tag: str
+        self, image: BuiltImage, verdicts: tuple[Verdict, ...], inputs: str, annotations: Mapping[str, str], tag: str
     ) -> Published:
         """Bring an image to its tags: that of its `inputs`, and last `tag`, which is never moved (empty: none).
 
@@ -147,7 +120,7 @@ class Publisher:
             )
         return found
 
-    def _push(self, image: Built, inputs: str, annotations: Mapping[str, str], tag: str) -> ImageIndex:
+    def _push(self, image: BuiltImage, inputs: str, annotations: Mapping[str, str], tag: str) -> ImageIndex:
         """Export and push under digests alone; what is there already does not travel."""
         with talk.step("export the image with its provenance"):
             digest = image.export(
@@ -206,7 +179,7 @@ class Publisher:
                 hint="the engine needs the containerd image store: `pipeline daemon up --store containerd`",
             )
 
-    def _attach(self, image: Built, index: ImageIndex, verdicts: tuple[Verdict, ...]) -> bool:
+    def _attach(self, image: BuiltImage, index: ImageIndex, verdicts: tuple[Verdict, ...]) -> bool:
         """Attach to the image's manifest what is not there yet, and sign; return whether anything was."""
         target = index.images[0]
         with talk.step("list what is installed"):

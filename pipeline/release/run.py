@@ -153,7 +153,7 @@ class Release:
         return [
             {
                 "name": job.cell.name,
-                "device": job.cell.device,
+                "device": _device(job),
                 "platform": job.cell.platform,
                 "command": [*command, "--cell", job.cell.name],
                 "inputs": job.inputs,
@@ -352,6 +352,12 @@ class Release:
 def job_of(cell: Cell, request: Request, annotations: Mapping[str, str]) -> Job:
     """A cell that can be released."""
     return Job(cell, request, inputs_of(request, cell, annotations))
+
+
+def _device(job: Job) -> str:
+    """What a host must have; caches that are baked say by themselves that they are a GPU's."""
+    gpu = job.request is not None and job.request.device == "cuda"
+    return job.cell.device.replace("a CPU", "a GPU") if gpu else job.cell.device
 
 
 def _failed(cell: Cell, error: PipelineError) -> Row:

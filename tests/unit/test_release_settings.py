@@ -74,7 +74,7 @@ def inputs(*words: str) -> list[str]:
 
     parser = argparse.ArgumentParser()
     release.configure_run(parser)
-    made, _ = release._prepared(parser.parse_args([*words, "--registry", "127.0.0.1:1"]))
+    made = release._prepared(parser.parse_args([*words, "--registry", "127.0.0.1:1"]))
     return [job.inputs for job in made.jobs]
 
 
@@ -97,6 +97,33 @@ def test_inputs_are_known_without_an_engine_and_cover_what_decides_an_image(matr
     assert inputs("tiny", "--cache", str(tmp_path / "cache"), "--strategy", "leader") == baked, "nothing is tuned"
     (next((tmp_path / "cache").rglob("manifest.json")).parent / "autotune_configs.json").touch()
     assert inputs("tiny", "--cache", str(tmp_path / "cache")) == baked
+
+
+@pytest.mark.parametrize(
+    ("words", "device"),
+    [
+        ([], "a CPU"),
+        (["--device", "cuda", "--arch", "90a", "--floating-tag", "a", "--floating-tag", "b"], "a GPU of sm_90a"),
+        (["--arch", "100a", "--no-bake-jit"], "a GPU of sm_100a"),
+    ],
+)
+def test_a_cell_says_which_device_it_needs(
+    words: list[str], device: str, matrix: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    from pipeline.registry import client
+
+    monkeypatch.setattr(client.Registry, "resolve", lambda *_: None)
+    assert main(["release", "cells", "tiny", "--registry", "127.0.0.1:1", "--json", *words]) == 0
+    (cell,) = json.loads(capsys.readouterr().out)
+    assert (cell["name"], cell["device"], cell["released"]) == ("tiny-tp2", device, False)
+    assert cell["command"][:4] == ["pipeline", "release", "run", "tiny"] and cell["command"][-2:] == [
+        "--cell",
+        "tiny-tp2",
+    ]
+    assert set(words) <= set(cell["command"]) and main([*cell["command"][1:], "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cells"][0]["status"] == "would push", (
+        "the command can be typed as it is"
+    )
 
 
 def test_a_cell_whose_cache_is_missing_fails_alone(matrix: Path, capsys: Any) -> None:
