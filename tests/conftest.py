@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 # Engine tests that share no image with the others: they have engines of their own, or ask the engine for outlines alone.
-APART = {"test_daemon.py", "test_release.py", "test_versions_bake.py", "test_versions_outline.py"}
+APART = {"test_daemon.py", "test_release.py", "test_versions_outline.py"}
 
 
 def together(nodeid: str) -> str:

@@ -7,7 +7,7 @@ at the same time. Errors are `DockerError`s, exit code 4.
 
 from __future__ import annotations
 
-from .client import Engine, NoEngine, Tls, at_address, config_folder, connect, engine_from, find, require_answer
+from .client import Engine, NoEngine, Tls, at_address, connect, engine_from, find
 from .lock import device_lock, locked
 from .manage import Status, down, ensure, remove, status, up
 
@@ -17,7 +17,6 @@ __all__ = [
     "Status",
     "Tls",
     "at_address",
-    "config_folder",
     "connect",
     "device_lock",
     "down",
@@ -26,7 +25,6 @@ __all__ = [
     "find",
     "locked",
     "remove",
-    "require_answer",
     "status",
     "up",
 ]

@@ -21,7 +21,6 @@ from pipeline.contract.errors import DockerError, PipelineError
 from pipeline.run import run
 
 from . import private, ssh
-from .look import Look
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -81,13 +80,6 @@ class Engine:
         """Whether the engine's socket is on this machine."""
         return self.host.startswith("unix://")
 
-    @property
-    def look(self) -> Look:
-        """How images are inspected: see `Look`."""
-        if not self.containerd_store:
-            return Look.ASKED
-        return Look.PUSHED if self.local and not self.rootless else Look.EXPORTED
-
     def environment(self) -> dict[str, str]:
         """What the docker CLI needs in its environment to use this engine and no other (empty counts as unset)."""
         env = {"DOCKER_HOST": self.host, "DOCKER_CONTEXT": "", "DOCKER_TLS_VERIFY": "", "DOCKER_TLS": ""}
@@ -106,22 +98,6 @@ def config_folder(env: Mapping[str, str] | None = None) -> Path:
 def connect(engine: Engine, *, timeout: int = _TIMEOUT) -> DockerClient:
     """A client for an engine that was found; `timeout` in seconds per request. The caller closes it."""
     return _client(engine.host, engine.tls, engine.api_version or _ANY_API, timeout)
-
-
-def require_answer(engine: Engine) -> None:
-    """Raise `DockerError` when an engine that was found no longer answers; for a build or a container that failed."""
-    try:
-        _reach(engine.host)
-        with contextlib.closing(
-            _client(engine.host, engine.tls, engine.api_version or _ANY_API, _FIND_TIMEOUT)
-        ) as client:
-            client.ping()
-    except _failures() as error:
-        raise DockerError(
-            f"the Docker Engine at {engine.host} stopped answering: {_reason(error)}",
-            hint="`pipeline daemon status` says whether one answers now, and where its log is",
-            log=str(private.places().log) if engine.source == "private" else "",
-        ) from error
 
 
 def find() -> Engine | None:

@@ -136,12 +136,9 @@ def test_the_default_socket_is_found_with_its_facts(serve: Serve, folder: Path) 
     assert (found.version, found.api_version, found.os, found.arch) == ("26.1.5+dfsg1", "1.45", "linux", "amd64")
     assert (found.store, found.storage_driver, found.rootless) == ("classic", "overlay2", False)
     assert (found.runtimes, found.cdi, found.cdi_devices) == (("io.containerd.runc.v2", "runc"), False, ())
-    daemon.require_answer(found)
     server.shutdown()
     server.server_close()  # a socket file that nobody serves counts as none
     assert daemon.find() is None
-    with pytest.raises(DockerError, match=r"the Docker Engine at unix://\S+ stopped answering: connection refused"):
-        daemon.require_answer(found)
 
 
 @needs_docker
