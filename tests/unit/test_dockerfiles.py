@@ -12,6 +12,7 @@ from pipeline.image.dockerfile import Layer, Runs, finished, with_devices
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(path.name for path in (ROOT / "docker").glob("Dockerfile*"))
+BASES = ["Dockerfile", "Dockerfile.cuda", "Dockerfile.overlay"]  # which the host finishes; the others are whole
 
 
 def hadolint(text: bytes, *words: str) -> str:
@@ -28,17 +29,10 @@ def hadolint(text: bytes, *words: str) -> str:
 def test_hadolint_has_nothing_to_say(name: str) -> None:
     text = (ROOT / "docker" / name).read_bytes()
     assert hadolint(text) == ""
-    assert (
-        hadolint(
-            finished(
-                text,
-                [Layer("cache-0", "/a"), Layer("cache-1", "/b/c", linked=False)],
-                {"A": "b$c d"},
-                Runs("1000:5", ("serve",), ("a",)),
-            )
-        )
-        == ""
-    )
+    if name not in BASES:
+        return
+    layers = [Layer("cache-0", "/a"), Layer("cache-1", "/b/c", linked=False)]
+    assert hadolint(finished(text, layers, {"A": "b$c d"}, Runs("1000:5", ("serve",), ("a",)))) == ""
     # hadolint 2.15 does not know `--device` and takes the next flag for a command.
     assert hadolint(with_devices(text, ("nvidia.com/gpu=all",)), "--ignore", "SC2215") == ""
 
@@ -48,7 +42,7 @@ def test_hadolint_would_say_something() -> None:
 
 
 def test_there_is_a_dockerfile_for_every_flavour() -> None:
-    assert FILES == ["Dockerfile", "Dockerfile.cuda", "Dockerfile.overlay"]
+    assert set(BASES) <= set(FILES)
 
 
 def test_the_cuda_image_s_compilers_stay_in_the_stage_that_tunes() -> None:
