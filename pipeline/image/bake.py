@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline import log
 from pipeline.contract.errors import BuildError
-from pipeline.contract.scratch import scratch
 
 from .buildx import Build, Built, Export, build
-from .contexts import stage_layer
-from .dockerfile import ENTRY, Layer, Runs, finished
+from .contexts import Destination, Staging, stage_layer
+from .dockerfile import ENTRY, Layer, Runs, finished, stat_digest
 from .names import ENTRYPOINT, ENVIRONMENT, INPUTS, PREFIX, PRODUCER
 from .probe import destinations
-from .producer import WarmUp
+from .producer import CacheDir, WarmUp
 from .resolve import Inputs
 from .session import Session
 
@@ -30,15 +30,11 @@ def bake(inputs: Inputs, warm: WarmUp, session: Session, export: Export | None =
             f"{inputs.base.reference} became another image meanwhile ({str(now)[:19]}…)", hint="run it again"
         )
     places = destinations(session, inputs.base, [one.path for one in warm.caches])
-    folder = session.home / "contexts"
-    folder.mkdir(parents=True, exist_ok=True)
-    with log.step("bake the caches into the last layers"), scratch(folder, ".bake-") as work:
+    with log.step("bake the caches into the last layers"):
         layers, contexts = [], dict(inputs.recipe.contexts)
         for at, one in enumerate(warm.caches):
             name, where = f"cache-{at}", places[one.path]
-            contexts[name] = stage_layer(
-                warm.root, one.path, where, work / name, keep_times=one.keep_times, writable=one.writable
-            )
+            contexts[name] = _staged(session, name, warm.root, one, where)
             layers.append(Layer(name, where.path, linked=where.linked))
             if not where.linked:
                 log.note(
@@ -48,13 +44,17 @@ def bake(inputs: Inputs, warm: WarmUp, session: Session, export: Export | None =
         wanted = Build(
             text, "final", contexts, inputs.recipe.arguments, labels(inputs, warm), tag=session.candidate, export=export
         )
-        return build(session, wanted if export is None else _untagged(wanted))
+        return build(session, wanted if export is None else replace(wanted, tag=""))
 
 
-def _untagged(wanted: Build) -> Build:
-    from dataclasses import replace
+def _staged(session: Session, name: str, root: Path, one: CacheDir, where: Destination) -> Path:
+    """The context of one cache, by the sizes and times of its files, which the store has settled by their content."""
+    content = [stat_digest(root / one.path.lstrip("/")), asdict(one), asdict(where)]
 
-    return replace(wanted, tag="")
+    def make(place: Path) -> Path:
+        return stage_layer(root, one.path, where, place, keep_times=one.keep_times, writable=one.writable)
+
+    return Staging(session.home).make(name, content, make)
 
 
 def labels(inputs: Inputs, warm: WarmUp) -> dict[str, str]:

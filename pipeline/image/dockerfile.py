@@ -93,12 +93,12 @@ def pin_contexts(dockerfile: bytes, contexts: Mapping[str, Path]) -> tuple[bytes
     folder. A directory in which something changed then carries the time of that moment, whatever time was sent (seen:
     Engine 26.1.5), and the layer differs. A context that has another name for other content is received anew.
     """
-    names = {name: f"{name}-{_digest(place)[:12]}" for name, place in contexts.items()}
+    names = {name: f"{name}-{stat_digest(place)[:12]}" for name, place in contexts.items()}
     text = _FROM.sub(lambda m: m[1] + names.get(m[2].decode(), m[2].decode()).encode(), dockerfile)
     return text, {names[name]: place for name, place in contexts.items() if names[name].encode() in text}
 
 
-def _digest(place: Path) -> str:
+def stat_digest(place: Path) -> str:
     """Over paths, sizes, modes and times below a folder: what BuildKit itself compares."""
     return sha256_json(sorted(_rows(place)))
 

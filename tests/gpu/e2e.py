@@ -123,18 +123,23 @@ class Host:
     """What the steps share: the engine, its GPUs, the words of every `pipeline build`."""
 
     def __init__(self, record: Record, base: str, model: str, repeats: int) -> None:
-        from pipeline.image.facts import probe
-
         from pipeline.daemon import connect, ensure
+        from pipeline.home import cache_home
+        from pipeline.image.base import find
         from pipeline.image.gpus import offered
+        from pipeline.image.probe import probe
+        from pipeline.image.session import Session
 
         self.record, self.model, self.repeats = record, model, repeats
         self.ranks = os.environ.get("E2E_TP", "1")
         self.planned = ["--tp", self.ranks, *os.environ.get("E2E_PLAN", "").split()]
         engine = ensure()
         self.client = connect(engine)
-        _, self.gpus = probe(self.client, base, offered(engine))
-        self.common = ("image", model, *self.planned, "--base-image", base, "--accept-base-versions", "--json",
+        session = Session(engine, self.client, cache_home(), Path("e2e.log"))
+        there = find(self.client, base, "given")
+        assert there is not None, f"there is no image {base}"
+        _, self.gpus = probe(session, there, offered(engine))
+        self.common = ("build", model, *self.planned, "--base-image", base, "--accept-base-versions", "--json",
                        *os.environ.get("E2E_WORDS", "").split())  # fmt: skip
         record.put("engine", {"version": engine.version, "access": self.gpus.access, "driver": self.gpus.driver,
                               "gpus": [gpu.name for gpu in self.gpus.gpus]})  # fmt: skip
