@@ -45,10 +45,17 @@ def find(home: Path, digest: str) -> WarmUp | None:
 @contextlib.contextmanager
 def making(home: Path) -> Iterator[Path]:
     """A scratch folder on the store's own disk. Raises `UsageError` where the store cannot be written to."""
+    with contextlib.ExitStack() as stack:
+        with _writing(home):
+            folder(home).mkdir(parents=True, exist_ok=True)
+            temporary = stack.enter_context(scratch(folder(home), MAKING))
+        yield temporary  # what a producer raises is no matter of the store
+
+
+@contextlib.contextmanager
+def _writing(home: Path) -> Iterator[None]:
     try:
-        folder(home).mkdir(parents=True, exist_ok=True)
-        with scratch(folder(home), MAKING) as temporary:
-            yield temporary
+        yield
     except (OSError, shutil.Error) as error:  # of a tree that was copied, a list of what failed
         last = str(error.args[0][-1][-1]).partition(": ")[0] if isinstance(error, shutil.Error) else error.strerror
         raise UsageError(
@@ -60,20 +67,22 @@ def making(home: Path) -> Iterator[Path]:
 def keep(home: Path, digest: str, made: WarmUp, inputs: Mapping[str, object], work: Path) -> WarmUp:
     """Move a finished warm-up into the store, whole. `work` is a folder of `making`, in which `made.root` lies.
 
-    Another run may have kept the same meanwhile: the later one replaces it.
+    Another run may have kept the same meanwhile: the later one replaces it. Raises `UsageError` where the store cannot
+    be written to.
     """
     entry, place = work / "entry", folder(home) / digest
-    entry.mkdir()
-    shutil.move(made.root, entry / ROOT_FOLDER)
-    kept = replace(made, root=entry / ROOT_FOLDER)
-    for one in kept.caches:
-        settle(kept.root / one.path.lstrip("/"), keep_times=one.keep_times, writable=one.writable)
-    write_entry(entry, kept, inputs)
-    read_entry(entry)
-    with alone(folder(home), lambda: None):
-        if place.exists():
-            place.rename(work / "old")
-        entry.rename(place)
+    with _writing(home):
+        entry.mkdir()
+        shutil.move(made.root, entry / ROOT_FOLDER)
+        kept = replace(made, root=entry / ROOT_FOLDER)
+        for one in kept.caches:
+            settle(kept.root / one.path.lstrip("/"), keep_times=one.keep_times, writable=one.writable)
+        write_entry(entry, kept, inputs)
+        read_entry(entry)
+        with alone(folder(home), lambda: None):
+            if place.exists():
+                place.rename(work / "old")
+            entry.rename(place)
     return read_entry(place)
 
 
