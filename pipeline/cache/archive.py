@@ -2,8 +2,8 @@
 
 Only regular files and directories with plain names below the destination are taken. Links, devices, absolute
 names, `..`, names that occur twice, sparse files and oversize streams are refused, all of them at once, and then
-nothing is left behind. The extraction filters of `tarfile` do not suffice: they came with Python 3.11.4, where 3.11.0 is
-supported, and they allow links and names that occur twice.
+nothing is left behind. The extraction filters of `tarfile` do not suffice: Python 3.11.0 to 3.11.3 lack them, and they
+allow links and names that occur twice.
 """
 
 from __future__ import annotations

@@ -172,12 +172,11 @@ def combine(answers: Iterable[Answer]) -> Explanation:
 
 
 def _stored_answer(stored: Stored, environment: Environment | None, baked: bool) -> Answer:
-    from .enginefiles import engine_notes
     from .store import check
 
     lacks_manifest = stored.manifest is None and not os.path.lexists(stored.path / MANIFEST_FILE)
     findings = check(stored)
-    notes = engine_notes(stored.manifest)
+    notes: tuple[str, ...] = ()
     if lacks_manifest and not baked:
         findings = tuple(f for f in findings if not f.where.endswith(MANIFEST_FILE))
         notes = ("no manifest lies beside it: another tool made it, or it was copied without",)
@@ -187,14 +186,6 @@ def _stored_answer(stored: Stored, environment: Environment | None, baked: bool)
     file = replace(stored.file, findings=findings)
     judgement = judge(file, environment.record if environment is not None else None)
     answer = _answer(name, judgement, file, stored.manifest, environment, arch=stored.key.arch)
-    return replace(answer, notes=notes + answer.notes)
-
-
-def answer_for(
-    name: str, judgement: Judgement, file: CacheFile, environment: Environment | None, notes: tuple[str, ...]
-) -> Answer:
-    """An answer for a file that has no manifest, with notes of its own."""
-    answer = _answer(name, judgement, file, None, environment)
     return replace(answer, notes=notes + answer.notes)
 
 

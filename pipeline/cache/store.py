@@ -12,11 +12,10 @@ from pathlib import Path
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.manifest import Covered, FileFacts, Manifest
-from pipeline.contract.places import CACHE_FILE, ENGINE_DIR, MANIFEST_FILE
+from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 from pipeline.contract.text import shown
 from pipeline.flashinfer.ops import is_skipped
 
-from .enginefiles import engine_findings
 from .finding import Finding
 from .judge import WILDCARD, compare
 from .read import NEVER_WILD, CacheFile
@@ -95,8 +94,6 @@ def _ranks(stored: Stored, manifest: Manifest) -> Iterator[Finding]:
 
 def _coverage(stored: Stored, manifest: Manifest) -> Iterator[Finding]:
     plan = manifest.plan
-    if plan.engine is not None:
-        return  # the engine chose what to tune: there is nothing to compare its choice with
     wanted = {(op.name, bucket) for op in plan.ops for bucket in op.buckets if not is_skipped(op.op, plan.skip_ops)}
     if not wanted:
         yield _say(stored, "the plan tunes nothing")
@@ -120,8 +117,7 @@ def _files(stored: Stored, manifest: Manifest) -> Iterator[Finding]:
         yield _say(stored, f"the manifest does not list {CACHE_FILE}")
     for name, facts in sorted(manifest.files.items()):
         path = stored.path / name
-        parts = name.split("/")
-        if (len(parts) > 1) != (parts[0] == ENGINE_DIR) or {".", "..", ""} & set(parts) or name == MANIFEST_FILE:
+        if "/" in name or name in (".", "..", "", MANIFEST_FILE):
             yield _say(stored, f"the manifest lists a file named {shown(name)!r}")
         elif name not in present or absent(path):
             if name != CACHE_FILE or stored.file is not None:  # its absence is reported already
@@ -145,7 +141,7 @@ def _content(stored: Stored, name: str, facts: FileFacts) -> Iterator[Finding]:
         )
 
 
-_PARTS: tuple[Callable[[Stored, Manifest], Iterator[Finding]], ...] = (_identity, _ranks, _coverage, engine_findings)
+_PARTS: tuple[Callable[[Stored, Manifest], Iterator[Finding]], ...] = (_identity, _ranks, _coverage)
 
 
 def _against_file(stored: Stored, manifest: Manifest, file: CacheFile) -> Iterator[Finding]:
@@ -158,7 +154,7 @@ def _against_file(stored: Stored, manifest: Manifest, file: CacheFile) -> Iterat
         if value == WILDCARD and name not in NEVER_WILD:  # those are the file's own finding
             yield _say(stored, f"{shown(name)} is {WILDCARD!r} in the file: FlashInfer would not compare it")
     for row in manifest.covered:
-        wrong = _wrong_row(row, file, told=manifest.plan.engine is None)
+        wrong = _wrong_row(row, file)
         if wrong:
             yield _say(stored, f"{shown(row.op)} at {row.bucket} tokens: {wrong}")
     for entry in sorted(set(manifest.owners) - set(file.entries)):
@@ -169,7 +165,7 @@ def _against_file(stored: Stored, manifest: Manifest, file: CacheFile) -> Iterat
             yield _say(stored, f"rank {rank.rank} reported {rank.entries} entries, the file has {held} of its own")
 
 
-def _wrong_row(row: Covered, file: CacheFile, *, told: bool) -> str:
+def _wrong_row(row: Covered, file: CacheFile) -> str:
     entry = file.entries.get(row.entry)
     if entry is None:
         return f"entry {shown(row.entry)} is not in the file"
@@ -178,4 +174,4 @@ def _wrong_row(row: Covered, file: CacheFile, *, told: bool) -> str:
         return f"the file has {have}, the manifest {said}"
     if entry.dropped:
         return f"FlashInfer drops {entry.runner} with an integer plan while loading"
-    return "" if row.candidates > 0 or not told else "no candidate was timed"
+    return "" if row.candidates > 0 else "no candidate was timed"

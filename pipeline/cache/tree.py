@@ -3,7 +3,6 @@
     <root>/<flashinfer-version>/<arch>/<hash>/
         autotune_configs.json
         manifest.json
-        engine/…                  the files as an engine wrote them, for a key that an engine made
 
 No symbolic link is followed, no name that is not a key's is entered, and the number of names is bounded. What does
 not belong is reported, never skipped silently.
@@ -21,7 +20,7 @@ from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.key import Key
 from pipeline.contract.manifest import Manifest
-from pipeline.contract.places import CACHE_FILE, ENGINE_DIR, MANIFEST_FILE
+from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 from pipeline.contract.strictjson import FileMissing, Unreadable, read_bytes
 from pipeline.contract.text import shown
 
@@ -29,7 +28,6 @@ from .finding import Finding
 from .read import CacheFile, inspect_cache
 
 _NAMES = 10_000  # directory entries looked at in one walk
-_ENGINE_DEPTH = 8
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,9 @@ def read_key(root: Path, key: Key) -> Stored:
     """Read one key's directory; what is wrong with it is among its findings."""
     path = root / str(key)
     wrong: list[Finding] = []
-    _irregular(root, path, wrong, depth=0)
+    for entry in _scan(path, wrong):
+        if entry.is_symlink() or not entry.is_file(follow_symlinks=False):
+            wrong.append(Finding(_at(root, path / entry.name), "is not a regular file", "remove it"))
     file, manifest = None, None
     where = f"{key}/{CACHE_FILE}"
     try:
@@ -104,15 +104,11 @@ def read_key(root: Path, key: Key) -> Stored:
 
 
 def files_of(path: Path) -> tuple[str, ...]:
-    """Names of all that lies in a key's directory and below its `engine` directory, in order; links count as files."""
-    found = [str((Path(folder) / name).relative_to(path)) for folder, _, names in os.walk(path) for name in names]
-    links = [
-        str((Path(folder) / name).relative_to(path))
-        for folder, names, _ in os.walk(path)
-        for name in names
-        if (Path(folder) / name).is_symlink()
-    ]
-    return tuple(sorted(found + links))
+    """Names of all that lies in a key's directory, in order; links count as files."""
+    try:
+        return tuple(sorted(one.name for one in path.iterdir() if one.is_symlink() or not one.is_dir()))
+    except OSError:  # reported already
+        return ()
 
 
 def sums(path: Path) -> dict[str, str]:
@@ -120,16 +116,6 @@ def sums(path: Path) -> dict[str, str]:
     return {
         name: sha256_file(path / name) for name in files_of(path) if name != MANIFEST_FILE and not absent(path / name)
     }
-
-
-def _irregular(root: Path, path: Path, wrong: list[Finding], depth: int) -> None:
-    """Report what is no regular file. Directories belong only where an engine's files lie."""
-    for entry in _scan(path, wrong):
-        place = path / entry.name
-        if entry.is_dir(follow_symlinks=False) and (depth or entry.name == ENGINE_DIR) and depth < _ENGINE_DEPTH:
-            _irregular(root, place, wrong, depth + 1)
-        elif entry.is_symlink() or not entry.is_file(follow_symlinks=False):
-            wrong.append(Finding(_at(root, place), "is not a regular file", "remove it"))
 
 
 def load_manifest(path: Path) -> Manifest:

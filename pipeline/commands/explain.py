@@ -122,13 +122,7 @@ def _explain_path(path: Path, environment: Environment | None) -> Explanation:
         above = root.parents[2]
         return explain_tree(Tree(above, (read_key(above, key),)), environment, baked=False)
     if not find_keys(root):
-        from pipeline.cache.enginegroups import engine_groups, explain_group
-
-        groups = engine_groups(root)
-        grouped = {one.path for group in groups for one in group.files}
-        answers = [explain_group(group, environment) for group in groups]
-        loose = [file for file in loose_files(root) if file not in grouped]
-        answers += [answer for file in loose for answer in explain_file(file, environment).answers]
+        answers = [answer for file in loose_files(root) for answer in explain_file(file, environment).answers]
         if answers:
             return combine(answers)
     return explain_tree(walk(root), environment, baked=False)

@@ -10,7 +10,6 @@ TUNER_ROOT = (
 )
 CACHE_FILE = "autotune_configs.json"
 MANIFEST_FILE = "manifest.json"
-ENGINE_DIR = "engine"  # beside the manifest: the files as an engine wrote them, laid out as it looks for them
 FAILURE_FILE = "failure.json"
 PLAN_FILE = "plan.json"
 

@@ -62,8 +62,5 @@ def _doubts(stored: Stored, record: Record) -> Sequence[str]:
         return [str(finding) for finding in stored.findings] or ["it is not complete"]
     if stored.manifest.record.key_inputs() != record.key_inputs():
         return [f"it was tuned elsewhere: {judge(stored.file, record.flashinfer).because or 'another processor'}"]
-    engine = stored.manifest.plan.engine
-    if engine is not None:  # and a tactic may belong to a layout of the weights that its key does not name
-        return [f"{engine.name} made it in its own start: what it compared is not known"]
     judgement = judge(stored.file, record.flashinfer)
     return [str(f) for f in check(stored)] or ([judgement.because] if judgement.verdict != "ok" else [])

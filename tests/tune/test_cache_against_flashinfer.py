@@ -1,4 +1,4 @@
-"""Our judgement against FlashInfer's own: records classified, files loaded, managed stores found."""
+"""Our judgement against FlashInfer's own: records classified, files loaded."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cache.enginegroups import explain_group
-from pipeline.cache.environment import Environment
 from pipeline.cache.judge import compare, judge_source
-from pipeline.cache.layouts import vllm
-from pipeline.cache.layouts.collected import collect
 from pipeline.cache.read import inspect_cache
 
 CASES = Path(__file__).parents[1] / "cases" / "caches"
@@ -131,41 +127,3 @@ def test_files_are_loaded_where_we_say_so(tuner, tmp_path):
         elif loaded is True:  # ours alone: without a record, without entries, or with one that FlashInfer lets pass
             assert inspect_cache(Path(name)).findings, (name, env)
     assert agreed > 20
-
-
-STORE = """
-import json, sys
-try:
-    from flashinfer.autotune_cache import ManagedAutotuneCache
-except ImportError:
-    print("none")
-    raise SystemExit
-store = ManagedAutotuneCache(manifest={"gpu": "NVIDIA H200", "flashinfer_version": "0.7.4"}, root=sys.argv[1])
-for n in range(3):
-    store.publish(f"('op', 'R', (({n}, 64),), ())", "R", [1, n], profiling_policy=("cold", str(n)) if n else None)
-print(json.dumps({k: [e.runner, e.tactic] for k, e in store._hits.items()}))
-print(store.env_dir)
-"""
-
-
-def test_a_managed_store_is_gathered_and_confirmed(tuner, tmp_path):
-    command = [tuner.python, "-c", STORE, str(tmp_path / "store")]
-    done = subprocess.run(command, capture_output=True, text=True, env=tuner.environment(), check=True)
-    place = done.stdout.splitlines()[-1]
-    if place == "none":
-        pytest.skip("this FlashInfer has no managed store")
-    (group,) = vllm.gather(str(tmp_path / "store"))
-    assert group.parts["kind"] == "store" and str(group.root / group.directory) == place
-    assert len(group.files) == 4 and vllm.check(group) == ()
-
-    # The union is a file that FlashInfer loads, under the store's own record, with the very answers of the store.
-    found = collect(group, 1)
-    answers = {key: [entry.runner, entry.tactic] for key, entry in found.entries.items()}
-    assert answers == json.loads(done.stdout.splitlines()[-2]) and found.held == (3,)
-    (tmp_path / "union.json").write_text(json.dumps(found.value()))
-    here = {"gpu": "NVIDIA H200", "flashinfer_version": "0.7.4"}
-    work = {"pairs": [], "files": [[str(tmp_path / "union.json"), env] for env in (here, {**here, "gpu": "B200"})]}
-    assert ask(tuner, work)["loaded"] == [[True, 3], [False, 0]]
-    assert explain_group(group, Environment(here)).judgement.verdict == "ok"
-    answer = explain_group(group, Environment({**here, "gpu": "B200"}))
-    assert answer.judgement.because == "gpu" and "without a warning" in answer.notes[0]

@@ -9,8 +9,8 @@ from pathlib import Path
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.key import Key, make_key
 from pipeline.contract.manifest import Covered, FileFacts, Manifest, RankFacts
-from pipeline.contract.places import CACHE_FILE, ENGINE_DIR, MANIFEST_FILE
-from pipeline.contract.plan import EngineRun, Layout, OpPlan, Plan
+from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
+from pipeline.contract.plan import Layout, OpPlan, Plan
 from pipeline.contract.record import Host, Record
 
 CPU = {
@@ -76,43 +76,5 @@ def write(root: Path, gpu: str = "", tactic: int = 3, **change) -> Path:
     path = root / str(Key.parse(make_key(made.plan.digest, made.record).__str__()))
     path.mkdir(parents=True)
     (path / CACHE_FILE).write_bytes(data)
-    (path / MANIFEST_FILE).write_text(json.dumps(made.to_json()))
-    return path
-
-
-RUN = EngineRun("vllm", "0.28.0", "/models/x", ("/models/x", "--tensor-parallel-size", "2"))
-DIGEST = "e" * 64
-
-
-def write_engine(root: Path, gpu: str = "NVIDIA H200", *, ranks: bool = False, run: EngineRun = RUN, **layout) -> Path:
-    """A sound key that vLLM made: one file for all ranks (0.28), or with `ranks` one for each (0.33)."""
-    rec = record(gpu)
-    what = Plan("x", "cuda", "90a", "0.6.16.post3", Layout(tp=2), (), engine=run)
-    entries = {entry_key(b): ["TiledRunner", 3] for b in (1, 8, 64)}
-    data = (json.dumps({"_metadata": dict(rec.flashinfer), **entries}, indent=2) + "\n").encode()
-    names = [f"autotune_configs_dp0_rank{rank}.json" for rank in range(2)] if ranks else [CACHE_FILE]
-    described = {
-        "engine": "vllm", "version": run.version, "variable": "VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR",
-        "directory": DIGEST, "writes": "", "model": run.model, "arguments": list(run.arguments), **layout,
-    }  # fmt: skip
-    files = {CACHE_FILE: data, **{f"{ENGINE_DIR}/{DIGEST}/{name}": data for name in names}}
-    made = Manifest(
-        key=str(make_key(what.digest, rec)),
-        plan=what,
-        record=rec,
-        strategy="engine",
-        strategy_reason="a sample",
-        ranks=tuple(RankFacts(r, "", f"cuda:{r}", gpu, "", len(entries), 1.0) for r in range(2)),
-        owners={},
-        covered=tuple(Covered("cpu_gemm", b, entry_key(b), "TiledRunner", 3, 0) for b in (1, 8, 64)),
-        files={name: FileFacts(len(text), sha256_bytes(text)) for name, text in files.items()},
-        started="2026-01-01T00:00:00Z",
-        ended="2026-01-01T00:00:09Z",
-        options={"layout": described},
-    )
-    path = root / made.key
-    for name, text in files.items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(text)
     (path / MANIFEST_FILE).write_text(json.dumps(made.to_json()))
     return path

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import cache_samples as samples
 
-from pipeline.cache.store import check_root
 from pipeline.tune.previous import find_earlier
 
 H200 = "NVIDIA H200"
@@ -25,14 +24,3 @@ def test_a_folder_without_a_cache_is_said(tmp_path: Path) -> None:
     for place, said in ((tmp_path, "holds none"), (tmp_path / "absent", "is not a directory")):
         (note,) = find_earlier(place, samples.record(H200)).notes
         assert note == f"no earlier cache was taken up: {place} {said}"
-
-
-def test_what_an_engine_tuned_in_its_own_start_is_not_taken_up(tmp_path: Path) -> None:
-    """Its rows name no candidates, so that the new cache would be refused; it is said, and the other one is found."""
-    samples.write_engine(tmp_path, H200)
-    assert check_root(tmp_path)[1] == ()
-    found = find_earlier(tmp_path, samples.record(H200))
-    assert (found.data, found.covered) == (b"", ())
-    assert "was not taken up: vllm made it in its own start" in found.notes[0]
-    samples.write(tmp_path, H200)
-    assert len(find_earlier(tmp_path, samples.record(H200)).covered) == 3
