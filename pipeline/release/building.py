@@ -123,7 +123,9 @@ class BuiltImage:
 
     @property
     def manifests(self) -> tuple[bytes, ...]:
-        """manifest.json of each key, as it was baked."""
+        """manifest.json of each key, as it was baked; none of what a server's start made, which has no such keys."""
+        if not isinstance(self.done.inputs.producer, TuneProducer):
+            return ()
         return tuple(file.read_bytes() for file in manifests_of(self.done.warm).values())
 
     @property

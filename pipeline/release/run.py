@@ -18,6 +18,7 @@ from pipeline.contract.digest import canonical_json, sha256_json
 from pipeline.contract.errors import PipelineError, PublishError, UsageError
 from pipeline.contract.exits import Exit
 from pipeline.home import cache_home
+from pipeline.image.names import INPUTS as WARM_UP
 from pipeline.image.names import KEY, PREFIX
 from pipeline.image.request import Request
 from pipeline.registry.client import Registry, parallel_map
@@ -33,7 +34,6 @@ from .matrix import Cell
 from .publish import Publisher, exports, put_tag
 
 Status = Literal["pushed", "would push", "released", "failed", "interrupted"]
-_NEEDED = frozenset({media.AUTOTUNE, media.VERDICT})
 _AT_ONCE = 4  # cells that are looked up at the same time
 _COLUMNS = ("cell", "status", "image", "digest or reason")
 
@@ -189,7 +189,8 @@ class Release:
         if found.top.annotations().get(INPUTS) != inputs or len(found.images) != 1:
             return None
         kinds = {one.artifact_type for one in registry.referrers(place.repository, found.images[0].digest)}
-        if not kinds >= _NEEDED:
+        needed = {media.VERDICT} | ({media.AUTOTUNE} if found.images[0].listed(KEY) else set())
+        if not kinds >= needed:
             return None
         signer = self.options.signer
         signed = signer is None or cosign.is_signed_by(registry, place.at(found.digest), signer)
@@ -366,14 +367,15 @@ def _failed(cell: Cell, error: PipelineError) -> Row:
 
 def _names(cell: Cell, notes: Mapping[str, str]) -> tags.Names:
     """The fields of an image's tag, from the cell and the image's annotations."""
-    hashes = [key.rpartition("/")[2] for key in notes.get(KEY, "").split(",")]
+    keys = notes.get(KEY) or notes.get(WARM_UP, "")  # a server's caches may hold none of FlashInfer
+    hashes = [key.rpartition("/")[2] for key in keys.split(",")]
     return tags.Names(
         cell.model.rpartition("/")[2],
         cell.tp,
         notes.get(f"{PREFIX}.flashinfer", ""),
         cell.gpu or notes.get(GPU, ""),
         hashes[0] if len(hashes) == 1 else sha256_json(hashes),
-        notes.get(f"{PREFIX}.manifest", ""),
+        notes.get(f"{PREFIX}.manifest") or notes.get(WARM_UP, ""),
         cell.server,
     )
 

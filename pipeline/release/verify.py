@@ -4,7 +4,7 @@
     provenance    SLSA, as BuildKit attached it, of this very image manifest
     sbom          BuildKit's SPDX, or an attached CycloneDX SBOM of this very image manifest
     autotune      for each key of the image's label its manifest.json, by the sha256 that the label names
-    verdict       replays that passed, of this config digest and this cache layer, together of every key
+    verdict       replays that passed, of this identity and this cache layer, together of every key
     annotations   what the labels say of the cache, repeated where a registry shows it
 
 What is attached as a referrer can be attached by anyone who may push. So verdicts and SBOMs count only with a signature
@@ -22,7 +22,7 @@ from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import CacheRefused, PublishError
 from pipeline.contract.manifest import Manifest as AutotuneManifest
 from pipeline.contract.verdict import Verdict
-from pipeline.image.names import KEY, PREFIX
+from pipeline.image.names import KEY, PREFIX, PRODUCER
 from pipeline.registry.client import Registry
 from pipeline.registry.descriptors import json_object
 from pipeline.registry.errors import InvalidResponse, NotFound, printable
@@ -183,6 +183,8 @@ class _Look:
 
     def autotune(self, image: Image) -> list[Answer]:
         keys, named = image.listed(KEY), image.listed(MANIFEST_LABEL)
+        if not keys and _by_server(image):
+            return [Answer("autotune", "ok", f"{image.labels[PRODUCER]} keeps no FlashInfer cache of its own here")]
         if not keys or len(keys) != len(named):
             return [Answer("autotune", "missing", f"the image's labels name no key in {KEY} and {MANIFEST_LABEL}")]
         found: dict[str, bytes] = {}
@@ -215,7 +217,7 @@ class _Look:
                     why = verdicts.mismatch(found, subject)
                     counted += [] if why else [found]
                 against += [why] if why else []
-            return _verdict_answer(counted, against, keys)
+            return _verdict_answer(counted, against, keys, proven=bool(keys) or _by_server(image))
 
         return _answered("verdict", find)
 
@@ -243,10 +245,15 @@ def _autotune_answer(key: str, sha: str, found: dict[str, bytes]) -> Answer:
     return Answer("autotune", "ok", f"{key}, {len(manifest.covered)} op × bucket pairs")
 
 
-def _verdict_answer(counted: list[Verdict], against: list[str], keys: tuple[str, ...]) -> Answer:
+def _by_server(image: Image) -> bool:
+    """Whether a server's start made its caches: its verdict is a second start, and there may be no FlashInfer key."""
+    return image.labels.get(PRODUCER, "tune") != "tune"
+
+
+def _verdict_answer(counted: list[Verdict], against: list[str], keys: tuple[str, ...], *, proven: bool) -> Answer:
     missing = verdicts.unproven(counted, keys)
     replayed = [one for one in counted if one.replayed_keys()]
-    if keys and replayed and not missing:
+    if proven and replayed and not missing:
         devices = dict.fromkeys(printable(one.device, 80) for one in replayed)
         return Answer("verdict", "ok", f"replay pass on {', '.join(devices)}")
     if counted:
@@ -268,7 +275,7 @@ def _annotations(image: Image) -> Answer:
     other = [name for name in _ANNOTATED if image.annotations.get(name, labels.get(name)) != labels.get(name)]
     if other:
         return Answer("annotations", "wrong", f"they say something else than the labels: {', '.join(other)}")
-    if lost or not any(name in labels for name in _ANNOTATED):
+    if lost or not (_by_server(image) or any(name in labels for name in _ANNOTATED)):
         return Answer("annotations", "missing", ", ".join(lost) or "neither labels nor annotations name a key")
     return Answer("annotations", "ok", "as the labels say")
 

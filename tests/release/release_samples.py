@@ -20,7 +20,7 @@ from pipeline.contract.digest import sha256_bytes, sha256_file
 from pipeline.contract.identity import image_identity
 from pipeline.contract.places import CACHE_ROOT, MANIFEST_FILE
 from pipeline.contract.verdict import Verdict
-from pipeline.image.names import KEY, PREFIX
+from pipeline.image.names import KEY, PREFIX, PRODUCER
 from pipeline.registry.client import Registry
 from pipeline.registry.descriptors import INDEX, MANIFEST, Descriptor
 from pipeline.registry.reference import Reference
@@ -43,6 +43,7 @@ class SampleImage:
     platform: str = "amd64"
     without: tuple[str, ...] = ()
     subject: str = ""  # of its provenance, where that is to be wrong
+    server: str = ""  # whose start made its caches
     exports: int = 0
     gpu: str = "cpu-x86_64"
     time: int = 1_577_836_800
@@ -71,12 +72,24 @@ class SampleImage:
             KEY: made.key, f"{PREFIX}.plan": made.plan.digest, f"{PREFIX}.manifest": sha,
             f"{PREFIX}.flashinfer": "0.6.16",
         }  # fmt: skip
+        if self.server:
+            self.manifests, sha = (), ""
+            self.labels = {PRODUCER: self.server, f"{PREFIX}.warm-up": "e" * 64}
         diff_ids = [f"sha256:{sha256_bytes(tar)}" for tar in tars]
         config = {"architecture": self.platform, "os": "linux", "config": {"Labels": self.labels},
                   "rootfs": {"type": "layers", "diff_ids": diff_ids}}  # fmt: skip
         self.config = json.dumps(config).encode()
         identity = image_identity(diff_ids, {"Labels": self.labels})
-        self.verdict = Verdict(identity, diff_ids[-1], sha, made.key, "A CPU", "replay", "pass", {"keys": 1})
+        self.verdict = Verdict(
+            identity,
+            diff_ids[-1],
+            sha,
+            "torch-compile,triton" if self.server else made.key,
+            "A CPU",
+            "replay",
+            "pass",
+            {"keys": 1},
+        )
         self.wheels, self.log = self.folder / "wheels", self.folder / "log"
 
     @property

@@ -236,6 +236,26 @@ def test_nothing_is_published_without_a_replay_verdict(house, registry, tmp_path
     assert statuses(done) == ["pushed"]
 
 
+def test_what_a_servers_start_made_is_released_by_its_second_start(house, registry, keys):
+    """It has no FlashInfer key: no manifest to attach, and the verdict is of what its own start left."""
+    cell = house.cell("a")
+    house.images["a-tp2"] = SampleImage(house.folder, server="vllm")
+    signer = Signer(str(keys[0]))
+    done = house.release(cell, signer=signer)
+    done.run([])
+    assert statuses(done) == ["pushed"] and done.summary().rows[0].image.endswith(":a-tp2-eeeeeeee"), done.summary()
+    found = examine(registry, house.place.at(done.summary().rows[0].digest), Verifier(str(keys[1])))
+    assert found.complete, found.answers
+    house.engine = False
+    again = house.release(cell, signer=signer)
+    again.run([])
+    assert statuses(again) == ["released"]
+    unproven = examine(
+        registry, house.place.at(done.summary().rows[0].digest), Verifier(str(key_pair(house.folder / "stranger")[1]))
+    )
+    assert {a.name for a in unproven.answers if a.state == "wrong"} == {"signature", "verdict", "sbom"}
+
+
 def test_cells_with_one_tag_are_refused_first(house):
     with pytest.raises(UsageError, match="would have the same tag latest"):
         house.release(house.cell("a"), house.cell("b"), floating=("latest",))
