@@ -19,7 +19,7 @@ def main(plan_file: str, out: str) -> None:
     from flashinfer.autotuner import AutoTuner, autotune, set_autotune_process_group
 
     from pipeline.tune.cpu_shim import CPU_KNOBS, cpu_clock
-    from pipeline.tune.ops import adapter_of
+    from pipeline.tune.ops import spec_of
     from pipeline.tune.planfile import read_plan
 
     dist.init_process_group("gloo")
@@ -28,7 +28,7 @@ def main(plan_file: str, out: str) -> None:
     tuner = AutoTuner._instance = AutoTuner(**CPU_KNOBS)
     with cpu_clock():
         for op in plan.ops:
-            case = adapter_of(op).make(op, torch.device("cpu"), plan.seed)
+            case = spec_of(op).make(op, torch.device("cpu"), plan.seed)
             with autotune(True, tuning_buckets=op.buckets, round_up=plan.round_up):
                 case.call(op.buckets[-1])
     if dist.get_rank() == 0:

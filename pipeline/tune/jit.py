@@ -23,8 +23,8 @@ from pipeline.contract.manifest import Module
 from pipeline.contract.plan import Plan
 from pipeline.flashinfer.ops import is_skipped
 
-from .ops import adapter_of
-from .ops.cuda import spec
+from . import flashinfer_api
+from .ops import spec_of
 
 if TYPE_CHECKING:
     from .session import Session
@@ -52,11 +52,11 @@ def prebuild(session: Session) -> None:
     wanted = specs_of(session.plan)
     error = ""
     if int(os.environ.get("LOCAL_RANK") or ranks.rank) == 0:
-        error = _build([*wanted.values(), spec(*_ONLY_TUNING)], ranks.steps)
+        error = _build([*wanted.values(), flashinfer_api.jit_spec(*_ONLY_TUNING)], ranks.steps)
     _all_well(ranks.gather(error))
     ranks.steps.say("loading the JIT modules")
     try:
-        for one in (*wanted.values(), spec(*_ONLY_TUNING)):
+        for one in (*wanted.values(), flashinfer_api.jit_spec(*_ONLY_TUNING)):
             one.build_and_load()
     except Exception as failure:  # noqa: BLE001 - linkers and loaders raise anything
         error = _words(failure)
@@ -70,7 +70,7 @@ def specs_of(plan: Plan) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for op in plan.ops:
         if not is_skipped(op.op, plan.skip_ops):
-            for one in adapter_of(op).modules(op):
+            for one in spec_of(op).modules(op):
                 found.setdefault(one.name, one)
     return found
 

@@ -50,11 +50,11 @@ class Replay:
     def replay(self, op: OpPlan) -> None:
         """Call an op at every token count of a replay."""
         from .coverage import settings
-        from .ops import adapter_of
+        from .ops import spec_of
         from .tokens import answering, replay_tokens
 
         plan = self.manifest.plan
-        case = adapter_of(op).make(op, self.device, plan.seed)
+        case = spec_of(op).make(op, self.device, plan.seed)
         rows: dict[int, list[str]] = {}
         for row in self.manifest.covered:
             if row.op == op.name:
@@ -68,7 +68,7 @@ class Replay:
     def _one(self, op: OpPlan, case: Case, tokens: int, bucket: int, entries: list[str]) -> None:
         self.tuner.watch.clear()
         self.tuner.watch.questions = questions = list["Question"]()
-        from .inputs import excess_of
+        from .ops.reference import excess_of
 
         excess, error = 0.0, ""
         try:
@@ -120,7 +120,7 @@ def work(directory: Path, place: Path, steps: Steps) -> None:
 
     from . import flashinfer_api
     from .device import take_device
-    from .inputs import BOUNDS
+    from .ops.reference import BOUNDS
     from .record import differences, read_record
     from .tuner import ObservedTuner
 

@@ -31,7 +31,7 @@ from .compare.workers import GPU_WORKERS, Workers
 from .coverage import Measured
 from .cpu_shim import CPU_KNOBS
 from .device import shared_note, take_device
-from .ops import adapter_of
+from .ops import spec_of
 from .planfile import read_plan
 from .previous import Earlier, find_earlier
 from .ranks import Ranks, join
@@ -154,7 +154,7 @@ def check_plan(plan: Plan, record: Record, world: int) -> None:
         wrong.append("two ops of the plan have one name")
     wrong += [f"{op.name} is assigned to rank {r} of {world}" for op in plan.ops for r in op.ranks if r >= world]
     wrong += key_problems(plan.ops, here)
-    homes = {op.name: adapter_of(op).DEVICE for op in plan.ops}
+    homes = {op.name: spec_of(op).device for op in plan.ops}
     wrong += [
         f"{name} runs on {home}, the plan is for {plan.device}" for name, home in homes.items() if home != plan.device
     ]

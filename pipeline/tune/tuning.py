@@ -20,9 +20,10 @@ from .compare.decide import Budget
 from .coverage import call, settings
 from .cpu_shim import cpu_clock
 from .guard import stops_rank
-from .inputs import seed_for
 from .keeping import keep
-from .ops import adapter_of
+from .ops import spec_of
+from .ops.question import offered
+from .ops.reference import seed_for
 from .session import Session, holders
 from .strategy import SHARDED, deal
 from .verify import verify
@@ -95,7 +96,7 @@ def _prepare(session: Session, index: int, group: Any) -> tuple[int, ...]:  # no
     """Make an op's inputs, agree with its other holders, and return the buckets to tune, ascending."""
     plan, steps, op = session.plan, session.ranks.steps, session.plan.ops[index]
     steps.say(f"preparing {op.name} ({op.op})", op=index + 1)
-    case = session.cases[index] = adapter_of(op).make(op, session.device, plan.seed)
+    case = session.cases[index] = spec_of(op).make(op, session.device, plan.seed)
     held = flashinfer_api.entries(session.tuner)
     elsewhere = _known_to_some(session, index)
     todo = () if is_skipped(op.op, plan.skip_ops) else _unanswered(session, index)
@@ -110,7 +111,7 @@ def _prepare(session: Session, index: int, group: Any) -> tuple[int, ...]:  # no
                 key: sha256_json(one.answer().decode()) for key, one in held.items() if key not in elsewhere
             },
             "buckets to tune": list(todo),
-            "tactic lists": {str(bucket): case.tactics(bucket) for bucket in todo},
+            "tactic lists": {str(bucket): offered(case, bucket) for bucket in todo},
         },
         f"before {op.name}",
         group,

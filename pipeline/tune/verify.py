@@ -24,7 +24,7 @@ from . import flashinfer_api
 from .compare.compare import compare_op
 from .coverage import call, settings
 from .guard import OUT_OF_MEMORY, OutOfMemory, survive
-from .inputs import excess_of
+from .ops.reference import excess_of
 from .tokens import answering, replay_tokens
 from .tuner import Lookup
 

@@ -25,13 +25,13 @@ def main(mode: str, place: str, file: str = "") -> None:
     from flashinfer.autotuner import autotune
 
     from pipeline.contract.plan import Plan
-    from pipeline.tune.ops import adapter_of
+    from pipeline.tune.ops import spec_of
     from pipeline.tune.runtime import tuned
 
     plan = Plan.from_json(json.loads(Path(place).read_text(encoding="utf-8")))
     device = torch.device("cuda", 0) if plan.device == "cuda" else torch.device("cpu")
     imported = time.perf_counter()
-    cases = [(op, adapter_of(op).make(op, device, plan.seed)) for op in plan.ops]
+    cases = [(op, spec_of(op).make(op, device, plan.seed)) for op in plan.ops]
 
     def run(case: object, tokens: int) -> None:
         case.call(tokens)  # type: ignore[attr-defined]

@@ -69,10 +69,10 @@ def loaded(root: Path) -> tuple[Any, Any, Any]:
 def _questions(manifest: Any, device: Any, tuner: Any, tokens_of: Any) -> Any:
     """(op, tokens, question) for every count, with the loaded cache in force."""
     from pipeline.tune.coverage import settings
-    from pipeline.tune.ops import adapter_of
+    from pipeline.tune.ops import spec_of
 
     for op in manifest.plan.ops:
-        case = adapter_of(op).make(op, device, manifest.plan.seed)
+        case = spec_of(op).make(op, device, manifest.plan.seed)
         with settings(manifest.plan, op, tune=False):
             for tokens in tokens_of(op):
                 tuner.watch.clear()

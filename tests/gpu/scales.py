@@ -30,14 +30,14 @@ def main(root: Path) -> None:
     import torch
 
     from pipeline.tune.coverage import settings
-    from pipeline.tune.ops import adapter_of
+    from pipeline.tune.ops import spec_of
 
     tuner, manifest, device = loaded(root)
     plan = manifest.plan
     asked = hit = alike = 0
     with torch.no_grad():
         for op in (one for one in plan.ops if one.op == "bmm_fp8"):
-            case: Any = adapter_of(op).make(op, device, plan.seed)
+            case: Any = spec_of(op).make(op, device, plan.seed)
             with settings(plan, op, tune=False):
                 for bucket in op.buckets:
                     scalars = _answers(tuner, case, bucket)

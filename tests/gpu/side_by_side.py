@@ -24,7 +24,7 @@ def main(backend: str) -> None:
     from pipeline.tune import flashinfer_api
     from pipeline.tune.coverage import settings
     from pipeline.tune.cpu_shim import CPU_KNOBS, cpu_clock
-    from pipeline.tune.ops import adapter_of
+    from pipeline.tune.ops import spec_of
     from pipeline.tune.tuner import ObservedTuner
 
     rank, world, cuda = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), backend == "nccl"
@@ -44,7 +44,7 @@ def main(backend: str) -> None:
     with cpu_clock() if not cuda else torch.no_grad():
         set_autotune_process_group(times)
         for op in ops:
-            case = adapter_of(op).make(op, device, 1)
+            case = spec_of(op).make(op, device, 1)
             ones = torch.ones(1 << 20, device=device)
             work = dist.all_reduce(ones, async_op=True)
             with settings(plan, op, tune=True):

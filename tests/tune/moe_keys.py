@@ -27,10 +27,12 @@ from pipeline.contract.plan import OpPlan
 from pipeline.flashinfer.moe_keys import key_problems
 from pipeline.flashinfer.ops import TUNED_AS
 from pipeline.tune import flashinfer_api
-from pipeline.tune.ops import adapter_of
-from pipeline.tune.ops.trtllm_moe import layer
+from pipeline.tune.ops import cuda, spec_of
+from pipeline.tune.ops.question import offered
+from pipeline.tune.ops.trtllm import layer
 
 CPU = torch.device("cpu")
+cuda.capability = lambda _: 90
 SHAPE = {"experts": 8, "local_experts": 4, "hidden": 256, "intermediate": 128, "top_k": 2, "tp": 1, "ep": 2}
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024)
 PLANS = [
@@ -111,9 +113,7 @@ def key(call: Callable[[int], object], tokens: int, at: int = 0) -> str:
 
 def made(op: OpPlan) -> Any:
     """The adapter's case."""
-    module: Any = adapter_of(op)
-    module.need_capability = lambda *_: None
-    return module.make(op, CPU, 3)
+    return spec_of(op).build(op, CPU, 3)
 
 
 def routed(case: Any, tokens: int) -> None:
@@ -154,7 +154,7 @@ def cutlass_keys(here: str) -> dict[str, Any]:
         first = key(case.call, 8, at)
         keys = {tokens: key(case.call, tokens, at) for tokens in (*BUCKETS, *BETWEEN)}
         told.append({
-            "names": [name, stage, cast(Any, adapter_of(MXFP4)).CUSTOM_OPS[at]],
+            "names": [name, stage, cast(Any, spec_of(MXFP4)).custom_ops[at]],
             "inputs": [list(one.shape) for one in inputs],
             "tactics": runner.get_valid_tactics(inputs, None),
             "answers": [next(bucket for bucket in BUCKETS if keys[bucket] == keys[tokens]) for tokens in BETWEEN],
@@ -164,7 +164,7 @@ def cutlass_keys(here: str) -> dict[str, Any]:
             "of bf16": key(made(PLAIN).call, 8, at) == first,
             "as SGLang": key(partial(unfused, case), 8, at) == first,
         })  # fmt: skip
-    return {"cutlass": told, "offered": dict(case.tactics(8)), "beside bf16": key_problems([PLAIN, MXFP4], here)}
+    return {"cutlass": told, "offered": dict(offered(case, 8)), "beside bf16": key_problems([PLAIN, MXFP4], here)}
 
 
 def main() -> None:
@@ -176,13 +176,13 @@ def main() -> None:
         keys = {tokens: key(case.call, tokens) for tokens in (*BUCKETS, *BETWEEN)}
         others = {what: replace(op, name="other", shape={**op.shape, what: size}) for what, size in OTHER.items()}
         told[op.op] = {
-            "names": [name, *TUNED_AS[op.op], *cast(Any, adapter_of(op)).CUSTOM_OPS],
+            "names": [name, *TUNED_AS[op.op], *cast(Any, spec_of(op)).custom_ops],
             "runner": type(runner).__name__,
             "keys": len({keys[bucket] for bucket in BUCKETS}),
             "answers": [next(bucket for bucket in BUCKETS if keys[bucket] == keys[tokens]) for tokens in BETWEEN],
             "told apart": sorted(what for what, other in others.items() if key(made(other).call, 8) != keys[8]),
             "clashes": sorted(what for what, other in others.items() if key_problems([op, other], here)),
-            "tactics": dict(case.tactics(8)),
+            "tactics": dict(offered(case, 8)),
             "asked": asked[-1],
         }
         if op.op == "trtllm_fp4_block_scale_moe":

@@ -84,7 +84,7 @@ class Layer:
         return inputs[0]
 
     def excess(self, tokens, out):
-        from pipeline.tune.inputs import rows_compared
+        from pipeline.tune.ops.reference import rows_compared
 
         if rows_compared() > self.rows_without_memory > 0:
             raise MemoryError("planted")

@@ -19,11 +19,12 @@ from flashinfer import fused_moe
 from pipeline.contract.plan import Layout, OpPlan, Plan
 from pipeline.flashinfer.features import PROCESS_GROUP
 from pipeline.tune import device, flashinfer_api, jit
-from pipeline.tune.ops import adapter_of
+from pipeline.tune.ops import cuda, spec_of
 from pipeline.tune.ops.fp4 import values
 from pipeline.tune.ops.moe import route, sizes
 
 CPU = torch.device("cpu")
+cuda.capability = lambda _: 90
 MOE = {"experts": 8, "local_experts": 4, "hidden": 256, "intermediate": 128, "top_k": 2, "tp": 1, "ep": 2}
 BF16 = {"a": "bfloat16", "b": "bfloat16", "out": "bfloat16"}
 FP8 = {"a": "float8_e4m3fn", "b": "float8_e4m3fn", "out": "bfloat16"}
@@ -106,7 +107,7 @@ def expected(case: Any, op: OpPlan, tokens: int) -> torch.Tensor:
     """What a right kernel would return."""
     if "experts" in op.shape:
         return layer(case, op, tokens)[:, : int(op.options.get("hidden_out", op.shape["hidden"]))].bfloat16()
-    a, b = case._activation(tokens), case._weight
+    a, b = case.activation(tokens), case.weight
     a, b = (values(t) if t.dtype == torch.uint8 else t.float() for t in (a, b))
     scale = 0.5 * 0.25 if op.op == "bmm_fp8" else 1.0
     out = (a @ b.T * scale).bfloat16()
@@ -169,10 +170,8 @@ def main() -> None:
     told = {}
     for op in PLANS:
         os.environ["RANK"] = "1" if op.name in SECOND else "0"
-        module: Any = adapter_of(op)
-        module.need_capability = lambda *_: None
         heard = listen(op.op)
-        case = module.make(op, CPU, 3)
+        case: Any = spec_of(op).build(op, CPU, 3)
         case.call(8)
         called = kernel(op, heard)
         right = called if called is not None and "format" in op.options else expected(case, op, 8)

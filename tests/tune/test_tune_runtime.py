@@ -25,11 +25,11 @@ def seen(self, *words, **more):
     asked.append(bool(found[0]))
     return found
 at.AutoTuner.search_cache = seen
-from pipeline.tune.ops import adapter_of
+from pipeline.tune.ops import spec_of
 from pipeline.tune.runtime import NotTuned, tuned
 root, tokens, options = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
 plan = walk(Path(sys.argv[4])).keys[0].manifest.plan
-cases = [adapter_of(op).make(op, torch.device("cpu"), 1) for op in plan.ops]
+cases = [spec_of(op).make(op, torch.device("cpu"), 1) for op in plan.ops]
 out = {"loaded": [], "hits": [], "rights": []}
 try:
     for _ in range(2):

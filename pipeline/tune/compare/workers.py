@@ -188,7 +188,7 @@ def time_entries(asked: Sequence[Asked], rounds: int) -> list[Answer]:
     """Time entries of one op. Raises `DeviceLost`, which breaks the pool, where nothing runs any more."""
     import torch
 
-    from pipeline.tune.ops import adapter_of
+    from pipeline.tune.ops import spec_of
 
     from .timing import buffers_for, make_bench, nobody, time_benches
 
@@ -198,7 +198,7 @@ def time_entries(asked: Sequence[Asked], rounds: int) -> list[Answer]:
         if state.op != index:
             release()
             op = state.plan.ops[index]
-            state.case, state.op = adapter_of(op).make(op, state.device, state.plan.seed), index
+            state.case, state.op = spec_of(op).make(op, state.device, state.plan.seed), index
         answers: list[Answer | None] = []
         benches, buffers = [], buffers_for(state.device)
         for key, candidates in asked:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,12 +25,11 @@ import torch
 from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import OpPlan
 from pipeline.tune import flashinfer_api
-from pipeline.tune.inputs import dtype_of, matmul_excess, need_device, normal, seed_for
+
+from . import OpSpec
+from .reference import dtype_of, matmul_excess, normal, seed_for
 
 _at = flashinfer_api.load()
-
-CUSTOM_OPS = ("cpu_mm",)
-DEVICE = "cpu"
 
 Tactic = tuple[str, str, int, int, int]
 
@@ -163,7 +161,6 @@ class CpuMatmul:
     bucket_only = True  # a tactic is the same program at every token count
 
     def __init__(self, op: OpPlan, device: torch.device, seed: int) -> None:
-        need_device(device)
         names = {op.dtypes.get(name) for name in ("a", "b", "out")}
         if len(names) != 1 or names - {"float32", "bfloat16"} or min(op.shape.get("n", 0), op.shape.get("k", 0)) < 1:
             raise CpuOpInvalid(
@@ -188,7 +185,7 @@ class CpuMatmul:
     def call(self, tokens: int) -> torch.Tensor:
         """Let the AutoTuner choose and run its choice. The output starts as NaN: what is not written shows."""
         inputs = self._inputs(tokens)
-        runner, tactic = _at.AutoTuner.get().choose_one(CUSTOM_OPS[0], list(_RUNNERS), self._config, inputs)
+        runner, tactic = _at.AutoTuner.get().choose_one("cpu_mm", list(_RUNNERS), self._config, inputs)
         out: torch.Tensor = runner(inputs, tactic=tactic)
         return out
 
@@ -197,27 +194,16 @@ class CpuMatmul:
         a, b, _ = self._inputs(tokens)
         return matmul_excess(out, a, b)
 
-    def tactics(self, tokens: int) -> Mapping[str, list[Any]]:
-        """What both runners offer."""
-        inputs = self._inputs(tokens)
-        return {
-            type(runner).__name__: [_at._tactic_to_json(tactic) for tactic in runner.get_valid_tactics(inputs, None)]
-            for runner in _RUNNERS
-        }
-
 
 def _rows_of_first(shapes: Any) -> int:  # noqa: ANN401 - FlashInfer's
     """The output has as many rows as the activation; a named function, so that equal configs compare equal."""
     return int(shapes[0][0])
 
 
-def modules(op: OpPlan) -> list[Any]:  # noqa: ARG001
-    """None: torch's own kernels."""
-    return []
-
-
-def make(op: OpPlan, device: torch.device, seed: int) -> CpuMatmul:
-    """Prepare a product; raise `CpuOpInvalid`, `DtypeUnknown`, or `TypeError` for a device that is a string."""
+def _build(op: OpPlan, device: torch.device, seed: int) -> CpuMatmul:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # importing oneDNN's flags speaks of Intel GPUs
         return CpuMatmul(op, device, seed)
+
+
+SPECS = {"cpu_mm": OpSpec(("cpu_mm",), _build, device="cpu")}

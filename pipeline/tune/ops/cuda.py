@@ -1,9 +1,8 @@
-"""What the adapters of GPU ops share: which GPUs and versions they run on, and FlashInfer's names for their modules."""
+"""What GPU ops share: which GPUs and versions they run on, and which of their backends."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
 
 import torch
 
@@ -52,17 +51,6 @@ def choose_backends(op: OpPlan, known: Iterable[str], default: str) -> tuple[str
     return names
 
 
-def spec(module: str, name: str, *arguments: object) -> Any:  # noqa: ANN401 - a JitSpec
-    """One JIT module of FlashInfer's, by the function that describes it; raise `FlashInferMoved`."""
-    return flashinfer_api.jit_spec(module, name, *arguments)
-
-
 def nan(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """An output in which everything that is not written shows."""
     return torch.full(shape, float("nan"), dtype=dtype, device=device)
-
-
-def workspace(name: str, size: int, device: torch.device) -> torch.Tensor:
-    """FlashInfer's own scratch buffer of an op, `size` bytes: its size is in some keys."""
-    found: torch.Tensor = flashinfer_api.scratch_buffer(name, size, device)
-    return found

@@ -16,7 +16,8 @@ from typing import Protocol
 import torch
 
 from pipeline.contract.plan import OpPlan
-from pipeline.tune.inputs import seed_for, spread, unit_roundoff
+
+from .reference import seed_for, spread, unit_roundoff
 
 
 @dataclass(frozen=True)
