@@ -40,7 +40,8 @@ def bake(inputs: Inputs, warm: WarmUp, session: Session, export: Export | None =
                 log.note(
                     f"{where.path} lies in a folder of another owner, which keeps it: this layer has its own digest"
                 )
-        text = finished(inputs.recipe.dockerfile, layers, warm.environment, Runs.of(inputs.base.config))
+        runs, wrap = Runs.of(inputs.base.config), inputs.producer.name == "tune"
+        text = finished(inputs.recipe.dockerfile, layers, warm.environment, runs, wrap=wrap)
         wanted = Build(
             text, "final", contexts, inputs.recipe.arguments, labels(inputs, warm), tag=session.candidate, export=export
         )
@@ -68,14 +69,17 @@ def labels(inputs: Inputs, warm: WarmUp) -> dict[str, str]:
     found[f"{_OCI}.base.name"] = inputs.base.reference
     if inputs.base.digest:
         found[f"{_OCI}.base.digest"] = inputs.base.digest
+    entry = {
+        ENTRYPOINT: f"{ENTRY} checks the cache against the device; without it the variables of the label environment "
+        "still name it, unchecked"
+    }
     return {
         **found,
         PRODUCER: inputs.producer.name,
         INPUTS: inputs.digest,
         f"{PREFIX}.model": inputs.producer.model,
         ENVIRONMENT: json.dumps(dict(warm.environment), sort_keys=True),
-        ENTRYPOINT: f"{ENTRY} checks the cache against the device; without it the variables of the label environment "
-        "still name it, unchecked",
+        **(entry if inputs.producer.name == "tune" else {}),
         **warm.labels,
     }
 

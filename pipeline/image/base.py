@@ -25,8 +25,13 @@ if TYPE_CHECKING:
 
 BASE_NAME = "tuned-image-pipeline/base"
 COMPILER_NAME = "tuned-image-pipeline/compiler"
+SERVER_NAME = "tuned-image-pipeline/server"  # what a CPU server needs below its wheels
 # Debian packages of what is bootstrapped; with a C++ compiler where FlashInfer's modules are compiled.
-_INCLUDE = {BASE_NAME: "python3,ca-certificates", COMPILER_NAME: "python3,ca-certificates,g++"}
+_INCLUDE = {
+    BASE_NAME: "python3,ca-certificates",
+    COMPILER_NAME: "python3,ca-certificates,g++",
+    SERVER_NAME: "python3,python3-dev,python3-venv,ca-certificates,g++,libnuma1",
+}
 # What no container needs: manual pages, documentation, translations. Copyright files stay.
 _LEAN = (
     "path-exclude=/usr/share/man/*", "path-exclude=/usr/share/locale/*", "path-exclude=/usr/share/info/*",
@@ -112,6 +117,13 @@ def obtain_compiler(session: Session, base: Base, *, default: str, wanted: str, 
     if base.origin != "bootstrapped":
         return obtain(session, wanted=default, default="", suite=suite)
     reference = _reference(COMPILER_NAME, suite)
+    here = find(session.client, reference, "bootstrapped")
+    return _renewed(session, here, suite) if here is not None else _bootstrap(session, reference, suite)
+
+
+def obtain_server(session: Session, *, suite: str) -> Base:
+    """Debian with a compiler and Python's headers, on which a server for CPUs is built."""
+    reference = _reference(SERVER_NAME, suite)
     here = find(session.client, reference, "bootstrapped")
     return _renewed(session, here, suite) if here is not None else _bootstrap(session, reference, suite)
 

@@ -178,10 +178,7 @@ def _check_clashes(arguments: argparse.Namespace) -> None:
     if arguments.cache:
         raise UsageError("CACHE= bakes what was tuned elsewhere, and SERVER= warms up", hint="leave one of them out")
     if not arguments.base_image:
-        raise UsageError(
-            f"SERVER={arguments.server} needs BASE_IMAGE=: the image that will serve",
-            hint="BASE_IMAGE=vllm/vllm-openai:<version> or lmsysorg/sglang:<version>",
-        )
+        _without_base(arguments)
     given = [name for name in _OF_THE_TUNER if getattr(arguments, name)]
     if given:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
@@ -189,6 +186,19 @@ def _check_clashes(arguments: argparse.Namespace) -> None:
             f"a server warms up in its own way: {names} {'do' if len(given) > 1 else 'does'} not reach it",
             hint="leave it out; what the server shall do belongs into SERVER_ARGS (--server-args)",
         )
+
+
+def _without_base(arguments: argparse.Namespace) -> None:
+    """The base is a vLLM for CPUs then, and the words are those that it serves a small model with."""
+    from .cpu_server import DEFAULT_ARGS
+
+    if arguments.device.strip().lower() not in ("", "cpu"):
+        raise UsageError(
+            f"SERVER={arguments.server} on a GPU needs BASE_IMAGE=: the image that will serve",
+            hint="BASE_IMAGE=vllm/vllm-openai:<version> or lmsysorg/sglang:<version>",
+        )
+    arguments.device = "cpu"
+    arguments.server_args = arguments.server_args or DEFAULT_ARGS
 
 
 def _check_previous(previous: Path | None) -> Path | None:

@@ -39,6 +39,10 @@ class Runs:
             str(config.get("User") or ""), tuple(config.get("Entrypoint") or ()), tuple(config.get("Cmd") or ())
         )
 
+    def plain(self) -> str:
+        """The base's own, which our layers leave as they are but for the user who wrote them."""
+        return f"USER {self.user or 'root'}"
+
     def wrapped(self) -> str:
         """The same below pipeline-run. A base that is wrapped already is not wrapped twice."""
         inner = self.entrypoint[1:] if self.entrypoint[:1] == (ENTRY,) else self.entrypoint
@@ -66,11 +70,16 @@ class Layer:
         return f"COPY --from={self.context} {self.path} {self.path}"
 
 
-def finished(template: bytes, layers: Sequence[Layer], environment: Mapping[str, str], runs: Runs | None) -> bytes:
-    """The Dockerfile with the caches, the environment and what the image runs at its end."""
+def finished(
+    template: bytes, layers: Sequence[Layer], environment: Mapping[str, str], runs: Runs | None, *, wrap: bool = True
+) -> bytes:
+    """The Dockerfile with the caches, the environment and what the image runs at its end.
+
+    A server's caches are found by the environment alone, so that its image runs what the base does (`wrap` False).
+    """
     lines = [layer.line() for layer in layers]
     lines += [f"ENV {name}={json.dumps(value).replace('$', chr(92) + '$')}" for name, value in environment.items()]
-    lines += [runs.wrapped()] if runs is not None else []
+    lines += [runs.wrapped() if wrap else runs.plain()] if runs is not None else []
     return template.rstrip(b"\n") + "\n".join(["", *lines, ""]).encode()
 
 

@@ -17,6 +17,7 @@ from pipeline.planning.ops import Target
 from pipeline.versions import Versions, load
 
 from . import base as bases
+from . import cpu_server
 from .caches import check_flashinfer, manifest_of
 from .contexts import FIXED_TIME, Destination, Staging, tuner_content
 from .gpus import Gpus, check, check_driver, offered
@@ -70,9 +71,12 @@ def resolve(request: Request, session: Session) -> Inputs:
     if request.image:
         check_free(session.client, *split(request.image))
     offer = _offer(request, session)
-    base = bases.obtain(
-        session, wanted=request.base_image, default=versions["BASE_IMAGE"], suite=versions["DEBIAN_SUITE"]
-    )
+    if request.server and not request.base_image:
+        base = cpu_server.obtain_base(request, session, versions)
+    else:
+        base = bases.obtain(
+            session, wanted=request.base_image, default=versions["BASE_IMAGE"], suite=versions["DEBIAN_SUITE"]
+        )
     log.note(f"base: {base.reference} ({base.origin}{f', {base.digest[:19]}…' if base.digest else ''})")
     facts, gpus = probe(session, base, offer)
     code = destinations(session, base, [CODE_ROOT])[CODE_ROOT]

@@ -129,7 +129,7 @@ class ServerProducer:
         digest = sha256_json(text)
         keys = (f"{told.server}/{digest[:16]}",)
         if told.device != "cpu" and not place.gpus.options():
-            return Proof("static", {"manifests": 1})
+            return Proof("static", {"manifests": 1}, keys=keys, manifests=(digest,), device=told.device)
         found: list[str] = []
         baked = sorted(told.caches)
         for number, proof in enumerate(PROOFS):
@@ -144,7 +144,7 @@ class ServerProducer:
             found += [f"{how}: {one}" for one in judge.findings(baked, told.warm, start, self.adapter)]
             _say(told, start, self.adapter, baked)
         checks = {"starts": len(PROOFS), "kinds": len(baked)}
-        return Proof("replay", checks, tuple(found), () if found else keys)
+        return Proof("replay", checks, tuple(found), keys, () if found else keys, (digest,), told.device)
 
 
 def producer_of(client: DockerClient, image: str) -> ServerProducer:

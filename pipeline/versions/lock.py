@@ -28,7 +28,7 @@ from .source import Lock, Versions, canonical
 FOLDER = "requirements"
 _CUDA = re.compile(r"(nvidia|cuda|nccl)[-0-9].*|triton|nccl-extensions|nccl4py")
 _NOT_CUDA = {"nvidia-ml-py"}  # bindings to the driver's library by ctypes, no library itself
-_PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28")
+_MACHINES = ("x86_64", "aarch64")
 _TIMEOUT = 300.0  # seconds for one lock; it needs some
 
 
@@ -133,7 +133,7 @@ def _other_machine(
     """The lock for aarch64, or why there is none: an index may have no wheel for it."""
     kept = (folder / f"{name}.txt").read_bytes() if (folder / f"{name}.txt").exists() else None
     try:
-        return _compile(folder, name, lock, config, upgrade, platform=_PLATFORMS[1]), ""
+        return _compile(folder, name, lock, config, upgrade, machine=_MACHINES[1]), ""
     except CompileFailed as error:
         found = re.search(r"Because (\S+) has no wheels with a matching platform tag", " ".join(error.details))
         if found is None:
@@ -146,16 +146,20 @@ def _other_machine(
             (folder / f"{name}.txt").write_bytes(kept)
 
 
+def _platform(lock: Lock, machine: str = _MACHINES[0]) -> str:
+    return f"{machine}-manylinux_{lock.glibc}"
+
+
 def _words(name: str, lock: Lock) -> list[str]:
     """What stands in the lock's own header: enough to compile it by hand."""
-    system = "--universal" if lock.system == "any system" else f"--python-platform={_PLATFORMS[0]}"
+    system = "--universal" if lock.system == "any system" else f"--python-platform={_platform(lock)}"
     return ["--generate-hashes", system, f"--python-version={lock.python}", f"--output-file={name}.txt", f"{name}.in"]
 
 
 def _compile(
-    folder: Path, name: str, lock: Lock, config: PipConfig, upgrade: tuple[str, ...], *, platform: str = _PLATFORMS[0]
+    folder: Path, name: str, lock: Lock, config: PipConfig, upgrade: tuple[str, ...], *, machine: str = _MACHINES[0]
 ) -> str:
-    words = [f"--python-platform={platform}" if w.startswith("--python-platform") else w for w in _words(name, lock)]
+    words = [w.replace(_platform(lock), _platform(lock, machine)) for w in _words(name, lock)]
     words += [*config.words, "--only-binary", ":all:", "--quiet", "--no-header", "--emit-index-annotation"]
     if lock.without:
         (folder / f"{name}.without").write_text("\n".join(lock.without) + "\n", encoding="utf-8")

@@ -78,6 +78,7 @@ class Lock(_Strict):
 
     python: Word  # the oldest that it is for
     system: Literal["any system", "linux"] = Field(alias="for")  # linux: one answer for x86_64 and aarch64
+    glibc: Word = "2_28"  # the oldest C library that wheels may need, as in their platform tags
     cpu: bool = False  # refuse CUDA's packages, and every torch but a +cpu build
     without: list[Word] = []  # requirements of packages that this environment does not need
 
