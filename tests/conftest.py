@@ -19,6 +19,8 @@ def together(nodeid: str) -> str:
     tests share registries.
     """
     path = PurePath(nodeid.partition("::")[0])
+    if "servers" in path.parts:
+        return "docker"
     if "docker" in path.parts:
         return "apart" if path.name in APART else "docker"
     return "release" if "release" in path.parts else nodeid
