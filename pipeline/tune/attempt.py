@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ _LONGEST = 2000  # characters of an attempt as JSON
 class Attempt:
     """A tactic of a runner, run for a profile of FlashInfer's; `entry` is the file key where a cache answered.
 
-    All values as JSON has them. `bucket` is the token count that the profile stands for.
+    All values as JSON has them. `bucket` is the token count that the profile stands for. `also` are the attempts that
+    the same call looked up before this one and has not run yet, as of the two products of a MoE layer.
     """
 
     custom_op: str
@@ -32,6 +33,13 @@ class Attempt:
     profile: Any
     bucket: int
     entry: str = ""
+    also: Sequence[Mapping[str, Any]] = field(default=(), compare=False)
+
+    @property
+    def suspects(self) -> list[Attempt]:
+        """What may have ended the process: the tactics of all entries of the call; a default only where it is alone."""
+        every = [self, *(Attempt(**one) for one in self.also)]
+        return [one for one in every if one.tactic != -1] or [self]
 
     @property
     def identity(self) -> bytes:
@@ -42,7 +50,7 @@ class Attempt:
     def fits(self) -> dict[str, Any] | None:
         """As a JSON value that a step file has room for; None where it has not."""
         value = asdict(self)
-        return value if len(json.dumps(value)) <= _LONGEST else None
+        return next((one for one in (value, {**value, "also": []}) if len(json.dumps(one)) <= _LONGEST), None)
 
 
 def identity(custom_op: str, runner: str, tactic: Any, profile: Any) -> bytes:  # noqa: ANN401 - JSON, or tuples of it

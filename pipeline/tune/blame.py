@@ -37,7 +37,8 @@ def crash(found: Sequence[RankState], now: Situation, details: Sequence[str]) ->
         else:
             how = f"rank {state.rank} ended with {state.status}"
         one = _blamed(state, now, how)
-        crashes.setdefault(one.attempt.identity, one)
+        for suspect in one.attempt.suspects:
+            crashes.setdefault(suspect.identity, Crash(one.op, suspect, how))
     error = RankCrashed(
         f"a tactic ended its rank: {next(iter(crashes.values())).told()}",
         details=[*now.tail, *details],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -89,12 +89,14 @@ class Watch:
     lookups: list[Lookup] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     questions: list[Question] | None = None  # kept only while this is a list: they hold tensors
+    tried: list[Attempt] = field(default_factory=list)  # entries of one call, which runs once all are looked up
     measured: int = 0  # never cleared
 
     def clear(self) -> None:
         """Forget lookups and samples."""
         self.lookups.clear()
         self.samples.clear()
+        self.tried.clear()
 
 
 def _bucket(profile: Theirs, config: Theirs) -> int:
@@ -162,7 +164,9 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
         if not self.is_tuning_mode:
             bucket = _bucket(lookup.profile, question.config)
             entry = lookup.key if lookup.hit else ""
-            self.tried(Attempt(lookup.custom_op, lookup.runner, lookup.tactic, lookup.profile, bucket, entry))
+            attempt = Attempt(lookup.custom_op, lookup.runner, lookup.tactic, lookup.profile, bucket, entry)
+            self.tried(replace(attempt, also=[asdict(one) for one in self.watch.tried]))
+            self.watch.tried.append(attempt)
         if self.watch.questions is not None and question.inputs:
             self.watch.questions.append(question)
         return found

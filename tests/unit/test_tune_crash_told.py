@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,18 @@ def test_who_ends_by_itself_in_a_tactic_was_ended_by_it(status: int) -> None:
     assert error.message.startswith("a tactic ended its rank: Runner tactic [1, 'x'] of bf16_gemm at 16 tokens (qkv): ")
     row = crash.blocked()
     assert (row["op"], row["bucket"], row["runner"], row["tactic"]) == ("qkv", 16, "Runner", [1, "x"])
+
+
+def test_all_tactics_of_a_call_that_ended_are_left_out_and_no_default_is_blamed_beside_one() -> None:
+    """The two products of a MoE layer are looked up before either runs."""
+    first, default = replace(ATTEMPT, custom_op="gemm1"), replace(ATTEMPT, custom_op="gemm2", tactic=-1)
+    second = replace(ATTEMPT, custom_op="gemm2", tactic=7)
+    for last, blamed in ((default, ["gemm1"]), (second, ["gemm2", "gemm1"])):
+        whole = state(-signal.SIGSEGV)
+        assert whole.step is not None
+        step = replace(whole.step, trying=replace(last, also=[asdict(first)]).fits)
+        error = diagnose(Situation([replace(whole, step=step)], ops=("qkv",)))
+        assert [one.attempt.custom_op for one in error.crashes] == blamed
 
 
 @pytest.mark.parametrize(
