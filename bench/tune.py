@@ -85,15 +85,15 @@ def main() -> None:
         launcher = [python, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
         bare = [*launcher, str(ROOT / "bench" / "bare_tune.py"), str(file), str(place / "bare.json")]
         tune = [python, "-m", "pipeline.tune", str(file), str(place / "out")]
-        ours = [*tune, "--judge", "off"]
-        judged = [*tune, "--judge-budget", "4"]
+        ours = [*tune, "--compare", "off"]
+        judged = [*tune, "--compare-budget", "4"]
         script, plain, sharded = alternate([bare, ours, [*ours, "--strategy", "sharded"]], env)
         both, dealt = alternate([judged, [*judged, "--strategy", "sharded"]], env, runs=1)
         few = [many_ranks(python, place, record, ranks) for ranks in (2, 4, 8)]
         counts = alternate(few, env, runs=1)
     told("bare script under torchrun, two ranks, one gloo group", script)
-    told("`python -m pipeline.tune --judge off`, synchronized", plain)
-    told("`python -m pipeline.tune --judge off --strategy sharded`", sharded)
+    told("`python -m pipeline.tune --compare off`, synchronized", plain)
+    told("`python -m pipeline.tune --compare off --strategy sharded`", sharded)
     over = [f"{(ratio - 1) * 100:+.1f} %" for ratio in paired(plain, script)]
     say("  overhead over the bare script (goal: at most 5 %)", f"{over[0]} wall, {over[1]} of processors, paired")
     say("  sharded / synchronized, whole process", f"{paired(sharded, plain)[0]:.2f} wall, paired")
@@ -110,7 +110,7 @@ def many_ranks(python: str, place: Path, record: dict[str, dict[str, str] | str]
     ops = [replace(op, shape={"n": 256, "k": 128}, buckets=(1, 8)) for op in whole.ops[:1]]
     file = place / f"plan-{ranks}.json"
     file.write_text(json.dumps(replace(whole, layout=Layout(tp=ranks), ops=tuple(ops)).to_json()))
-    return [python, "-m", "pipeline.tune", str(file), str(place / f"out-{ranks}"), "--judge", "off"]
+    return [python, "-m", "pipeline.tune", str(file), str(place / f"out-{ranks}"), "--compare", "off"]
 
 
 if __name__ == "__main__":
