@@ -10,7 +10,7 @@ import argparse
 import platform
 import re
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TypeVar
 
 from pipeline.contract.errors import UsageError
@@ -18,7 +18,6 @@ from pipeline.contract.plan import MOST_RANKS, MOST_SEEDS, Layout, Plan
 from pipeline.flashinfer.gpus import find_arch
 
 from .buckets import LARGEST, read_buckets
-from .engines import Start
 from .model_source import usual_tp
 from .ops import Target
 from .plan import SEED, make_plan
@@ -129,30 +128,6 @@ def _flashinfer(arguments: argparse.Namespace, root: Path) -> str:
     from pipeline.versions import load  # not needed where the version is given
 
     return str(load(root)["FLASHINFER_VERSION"])
-
-
-def engine_plan(arguments: argparse.Namespace, root: Path, start: Start, default: Target | None = None) -> Plan:
-    """The plan of a server's own start: no ops, the ranks that its arguments make. Raises `UsageError`s alone."""
-    problems = Problems()
-    where = target(arguments, default, problems)
-    for name in SIZES:
-        asked, made = _read(arguments, name, integer(1, MOST_RANKS), problems), getattr(start.layout, name)
-        if asked is not None and asked != made:
-            problems.add(f"{name.upper()}={asked}, and ENGINE_ARGS say {made}", f"leave {name.upper()} out")
-    for option in ("max_tokens", "buckets", "ops", "skip_ops", "backends"):
-        if getattr(arguments, option).strip():
-            problems.add(f"{option.upper()} does not reach a server", "what is tuned is its choice; see its options")
-    problems.check()
-    path = PurePosixPath(start.run.model)
-    return Plan(
-        model=path.name or "model",
-        device=where.device,
-        arch=where.arch,
-        flashinfer_version=_flashinfer(arguments, root),
-        layout=start.layout,
-        ops=(),
-        engine=start.run,
-    )
 
 
 def plan_from(arguments: argparse.Namespace, root: Path, default: Target | None = None) -> Plan:

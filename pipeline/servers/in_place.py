@@ -1,6 +1,6 @@
 """The same warm-up without a Docker Engine: inside a container of the server's image that a cluster started.
 
-It writes a folder as the store of the host has it, `root/` and warmup.json, which `CACHE=` bakes on any host.
+It writes a folder as the store of a host has it: `root/` with the files as they will lie in the image, and warmup.json.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def warm_up_in_place(producer: ServerProducer, out: Path, *, ready: float) -> Wa
         with contextlib.suppress(FileNotFoundError):
             out.rmdir()
         entry.rename(out)
-    log.note(f"{out}: CACHE={out} bakes it on any host, as -unverified until it is proven on such a GPU")
+    log.note(f"{out}: the caches as they lie in an image of this very base, and warmup.json")
     return replace(warm, root=out / ROOT_FOLDER)
 
 

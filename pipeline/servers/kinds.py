@@ -78,11 +78,9 @@ def place_of(path: str, root: str = ROOT) -> tuple[str, str]:
         return OTHER, root
     pure = PurePosixPath(path)
     if pure.suffix == ".pyc" and pure.parent.name == "__pycache__":
-        parts = pure.parts
-        for at, part in enumerate(parts):
+        for at, part in enumerate(pure.parts):
             if part in ("site-packages", "dist-packages"):
-                return BYTECODE, str(PurePosixPath(*parts[: at + 1]))
-        return BYTECODE, str(pure.parent)
+                return BYTECODE, str(PurePosixPath(*pure.parts[: at + 1]))
     return OTHER, str(pure.parent)
 
 
