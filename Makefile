@@ -35,7 +35,7 @@ BUILD_OPTIONS = $(PLAN_OPTIONS) $(call options,$(BUILD)) $(call switch,RETUNE,re
   $(call switch,REQUIRE_IDLE,require-idle) $(call switch,ACCEPT_BASE_VERSIONS,accept-base-versions) \
   $(if $(call off,BAKE_JIT),--no-bake-jit)
 
-.PHONY: help image tune plan verify release attest cache-push cache-pull sync check engine test test-unit test-tune test-engine test-release test-servers lint bench clean
+.PHONY: help image tune plan verify release attest cache-push cache-pull sync check engine test test-unit test-tune test-engine test-release test-servers lint docs bench clean
 
 help: ## list targets and variables
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -116,6 +116,9 @@ test-servers: $(VENV)/dev ## a real vLLM on CPU, its traps too: minutes for each
 # Two processes. Tests that share an engine or a registry stay together (tests/conftest.py), the others go where there is room.
 test: $(VENV)/dev $(TUNE_VENV)/ready ## all tests that this machine can run
 	@$(TUNE_TESTS) $(PYTEST) --numprocesses 2 --dist loadscope --durations 25 tests/docker tests/release tests/servers tests/tune tests/unit
+
+docs: $(VENV)/ready ## write docs/reference/commands.md from the parser
+	@$(VENV)/bin/python docs/reference/generate.py
 
 bench: $(VENV)/dev ## figures of speed and memory
 	@$(VENV)/bin/python -m bench
