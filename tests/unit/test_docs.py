@@ -108,6 +108,20 @@ def test_every_command_that_a_page_names_exists() -> None:
     assert wrong == []
 
 
+def test_every_make_command_that_a_page_names_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = {*re.findall(r"^([a-z-]+):", makefile, re.MULTILINE), ".venv/ready", ".venv/dev", ".venv-tune/ready"}
+    named = {*re.findall(r"\b([A-Z_]+)=[a-z-]+", makefile), *re.findall(r"\b[A-Z_]{2,}\b", makefile)}
+    wrong = []
+    for page in PAGES:
+        for line in re.findall(r"(?:^ {4}|`)make ([^`#\n]+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+            words = re.sub("'[^']*'", "X", line).split()
+            variables = {word.partition("=")[0] for word in words if re.match(r"[A-Z_]+=", word)}
+            if words[0] not in targets or variables - named:
+                wrong.append(f"{page.relative_to(ROOT)}: make {line}")
+    assert wrong == []
+
+
 @cache
 def options_of(name: tuple[str, ...]) -> set[str]:
     return {option for action in REFERENCE["parser_of"](name)._actions for option in action.option_strings}
