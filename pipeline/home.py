@@ -1,4 +1,4 @@
-"""Where this tool keeps things on the host, shared by all checkouts of one user; docs/paths.md lists what."""
+"""Where this tool keeps things on the host, shared by all checkouts of one user; docs/reference/paths.md lists what."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _HEAD = """\
 
 In a checkout `pipeline` is `.venv/bin/python -m pipeline`, and `make .venv/ready` makes that environment. Data goes to
 stdout, everything else to stderr. Every command takes `-h`, `-v` (say more) and `-q` (only warnings and errors).
-A MODEL is explained in [models](../models.md), a location of a cache (`PATH|IMAGE|oci://…`) in [cache](../cache.md).
+A MODEL is explained in [models](models.md), a location of a cache (`PATH|IMAGE|oci://…`) in [cache](cache.md).
 
 ## Exit codes
 

@@ -1,4 +1,4 @@
-"""Paths inside the image and the names of environment variables; docs/paths.md is held against this module."""
+"""Paths inside the image and the names of environment variables; docs/reference/paths.md lists them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class OpPlan:
     `experts`, `local_experts`, `hidden`, `intermediate`, `top_k`, and `tp` and `ep`: how many ranks divide each
     expert and how many deal the experts out. `dtypes` maps the adapter's tensor names to torch dtype names. `buckets`
     are token counts, ascending. `backends` compete for each bucket; empty where an adapter has no choice. `options`
-    are read by the adapter (docs/models.md lists them). `ranks` lists the ranks that have the op; empty means all.
+    are read by the adapter (docs/reference/models.md has them). `ranks` lists the ranks with the op; empty means all.
     `name`, `layers` (how many layers of the model run it), `notes` and `unserved` (why no server looks its entries up;
     empty where one may) are for people and stay out of the digest.
     """

@@ -1,7 +1,7 @@
 """What changed between FlashInfer's versions in the cache files that they write and read.
 
 Read in the published packages 0.6.16.post3, 0.6.17, 0.6.18, 0.6.18.post1, 0.7.0, 0.7.1, 0.7.2, 0.7.2.post1 and 0.7.4
-(there is no 0.7.3 among them). `docs/models.md` shows this table; a test compares the two.
+(there is no 0.7.3 among them). `docs/reference/models.md` shows this table; a test compares the two.
 """
 
 from __future__ import annotations

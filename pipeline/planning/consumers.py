@@ -202,7 +202,7 @@ def _capabilities(sms: Sequence[int]) -> str:
 
 
 def markdown() -> str:
-    """The table of docs/models.md."""
+    """The table of docs/reference/models.md."""
     lines = ["| op | compute capability | vLLM | SGLang |", "|---|---|---|---|"]
     for row in ROWS:
         name = f"`{row.op}`{', ' + ', '.join(row.formats) if row.formats else ''}"

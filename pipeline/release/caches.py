@@ -155,7 +155,7 @@ def _architecture(keys: Sequence[str]) -> str:
 
 
 def _summary(root: Path, key: str) -> dict[str, Any]:
-    """What one wants to know of a key before it is pulled; docs/release.md has the fields."""
+    """What one wants to know of a key before it is pulled; docs/reference/release.md has the fields."""
     stored = next(one for one in walk(root).keys if str(one.key) == key)
     manifest = stored.manifest
     assert manifest is not None  # merge_roots took sound keys alone

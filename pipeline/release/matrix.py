@@ -259,7 +259,7 @@ def single(model: str, tp: str, *, caches: Sequence[Path] = (), settings: Mappin
 def _invalid(path: Path, problems: Iterable[str]) -> MatrixInvalid:
     """The error with all problems; one alone is the message itself."""
     found = list(dict.fromkeys(problems))
-    hint = "docs/release.md describes release.toml"
+    hint = "docs/reference/release.md describes release.toml"
     if len(found) == 1:
         return MatrixInvalid(f"{path}: {found[0]}", hint=hint)
     return MatrixInvalid(f"{path}: {len(found)} errors", details=found, hint=hint)

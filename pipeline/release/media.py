@@ -1,4 +1,4 @@
-"""Media types of what this project puts into registries. docs/release.md says what each holds."""
+"""Media types of what this project puts into registries. docs/reference/release.md says what each holds."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = runpy.run_path(str(ROOT / "docs" / "reference" / "generate.py"))
-PATHS = (ROOT / "docs" / "paths.md").read_text(encoding="utf-8")
+PATHS = (ROOT / "docs" / "reference" / "paths.md").read_text(encoding="utf-8")
 
 # Strings that are no places: parts of other paths, patterns, and URLs of the Engine API and of registries.
 NOT_PLACES = re.compile(

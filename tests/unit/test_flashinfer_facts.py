@@ -112,6 +112,6 @@ def test_what_is_offered_in_place_of_a_wrong_gpu() -> None:
 
 
 def test_docs_show_the_table_of_features() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "models.md").read_text()
+    text = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "models.md").read_text()
     for feature in features.TABLE:
         assert f"| {feature.what} | {feature.since} | {feature.until or '–'} |" in text, feature

@@ -265,4 +265,4 @@ def test_every_op_has_one_answer_for_every_gpu_it_is_planned_on():
 
 
 def test_docs_show_the_table():
-    assert markdown() in (Path(__file__).resolve().parents[2] / "docs" / "models.md").read_text()
+    assert markdown() in (Path(__file__).resolve().parents[2] / "docs" / "reference" / "models.md").read_text()
