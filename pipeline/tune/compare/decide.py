@@ -7,7 +7,8 @@
 A batch is some rounds with all tensors in one place in one process. Kernels are faster in one place, and in one
 process, than in another, so the scatter between batches decides, not the one between rounds. Measured on an H200 with
 Llama-3.1-8B (docs/explanation/measurements.md): two tunes agree on 95 to 99 % of entries, and no choice was
-worse than the default by more than 1 % at a tuned count. One process alone chose an entry that was 1.7 % worse in others.
+worse than the default by more than 1 % at a tuned count. One process alone chose an entry that was 1.7 % worse in
+others.
 """
 
 from __future__ import annotations
