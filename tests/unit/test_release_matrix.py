@@ -106,8 +106,9 @@ def test_buckets_are_counts_and_ranges_with_one_spelling(tmp_path: Path, value: 
 def test_a_server_tunes_in_its_own_start_where_there_is_no_cache(tmp_path: Path) -> None:
     text = GOOD.replace('base_image = "vllm', 'start = "vllm"\nargs = "--max-model-len 4096"\nbase_image = "vllm')
     cells = cells_of(tmp_path, text + '\n[[cells]]\nmodel = "tiny"\nserver = "vllm"\n')
-    assert "engine" not in cells[0].settings, "this one is baked from caches"
-    assert (cells[-1].settings["engine"], cells[-1].settings["engine_args"]) == ("vllm", "--max-model-len 4096")
+    assert "server" not in cells[0].settings, "this one is baked from caches"
+    made = cells[-1].settings
+    assert (made["server"], made["server_args"], made["server_env"]) == ("vllm", "--max-model-len 4096", "")
 
 
 def test_every_error_of_the_shape_is_said_with_its_place(tmp_path: Path) -> None:
