@@ -15,8 +15,8 @@ TUNE_TESTS = PIPELINE_TUNE_PYTHON=$(CURDIR)/$(TUNE_VENV)/bin/python PIPELINE_TUN
 PLAN := TP=tp EP=ep PP=pp DP=dp DEVICE=device ARCH=arch MAX_TOKENS=max-tokens BUCKETS=buckets OPS=ops SKIP_OPS=skip-ops \
   BACKENDS=backends
 BUILD := BASE_IMAGE=base-image CACHE=cache SERVER=server SERVER_ARGS=server-args SERVER_ENV=server-env PREVIOUS=previous \
-  TUNE_IN=tune-in GPUS=gpus TIMEOUT=timeout TUNE_MAX_WAIT=tune-max-wait STRATEGY=strategy JUDGE=judge \
-  JUDGE_BUDGET=judge-budget JURORS=jurors STORE=store
+  TUNE_IN=tune-in GPUS=gpus TIMEOUT=timeout TUNE_MAX_WAIT=tune-max-wait STRATEGY=strategy COMPARE=compare \
+  COMPARE_BUDGET=compare-budget WORKERS=workers STORE=store
 RELEASE := REGISTRY=registry MATRIX=matrix TAG=tag FLOATING_TAG=floating-tag CELL=cell VERDICT=verdict KEY=sign
 SWITCHES := ROUND_UP RETUNE NO_RESUME REQUIRE_IDLE ACCEPT_BASE_VERSIONS BAKE_JIT DRY_RUN
 NAMES := MODEL IMAGE OUT OCI DIR $(foreach pair,$(PLAN) $(BUILD) $(RELEASE),$(firstword $(subst =, ,$(pair)))) $(SWITCHES)

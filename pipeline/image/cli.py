@@ -85,11 +85,11 @@ def add_build_options(parser: argparse.ArgumentParser) -> None:
         help="how the ranks share the work (default: the best that this FlashInfer allows)",
     )
     tuning.add_argument(
-        "--judge", default="", choices=("on", "off"), help="compare each choice with the default (default: on)"
+        "--compare", default="", choices=("on", "off"), help="compare each choice with the default (default: on)"
     )
-    tuning.add_argument("--judge-budget", type=budget, metavar="S", help="seconds of comparing per op and bucket")
+    tuning.add_argument("--compare-budget", type=budget, metavar="S", help="seconds of comparing per op and bucket")
     tuning.add_argument(
-        "--jurors", choices=[str(n) for n in range(9)], metavar="N", help="processes that compare beside each rank"
+        "--workers", choices=[str(n) for n in range(9)], metavar="N", help="processes that compare beside each rank"
     )
 
 
@@ -158,8 +158,8 @@ def request_from(arguments: argparse.Namespace) -> Request:
 
 
 _OF_THE_TUNER = (
-    "strategy", "judge", "judge_budget", "jurors", "previous", "tune_in", "no_resume", "ops", "skip_ops", "buckets",
-    "backends", "max_tokens", "round_up", "no_bake_jit", "tp", "ep", "pp", "dp",
+    "strategy", "compare", "compare_budget", "workers", "previous", "tune_in", "no_resume", "ops", "skip_ops",
+    "buckets", "backends", "max_tokens", "round_up", "no_bake_jit", "tp", "ep", "pp", "dp",
 )  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def _check_previous(previous: Path | None) -> Path | None:
 
 def _tuner_words(arguments: argparse.Namespace) -> tuple[str, ...]:
     words = ["--timeout", str(arguments.timeout)]
-    for name in ("strategy", "judge", "judge-budget", "jurors"):
+    for name in ("strategy", "compare", "compare-budget", "workers"):
         value = getattr(arguments, name.replace("-", "_"))
         if value:
             words += [f"--{name}", str(value)]

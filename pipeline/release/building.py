@@ -39,8 +39,8 @@ __all__ = ["ROOT", "Builder", "BuiltImage", "builder", "cell_options", "inputs_o
 # Options of a build that say how a host does it; all others say what an image is, and a matrix says those itself.
 _OF_THE_HOST = frozenset(
     {
-        "retune", "no_resume", "tune_in", "gpus", "require_idle", "timeout", "tune_max_wait", "store", "judge_budget",
-        "jurors", "device_max_wait",
+        "retune", "no_resume", "tune_in", "gpus", "require_idle", "timeout", "tune_max_wait", "store", "compare_budget",
+        "workers", "device_max_wait",
     }
 )  # fmt: skip
 _TIMEOUTS = frozenset({"--timeout"})

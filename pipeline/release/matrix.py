@@ -54,7 +54,7 @@ _PATH_FIELDS = ("model", "tp", "gpu", "server")
 # What a cell hands on to a build under the same name; lists become its comma-separated words.
 _HANDED_ON = (
     "ep", "pp", "dp", "device", "arch", "max_tokens", "buckets", "round_up", "ops", "skip_ops", "backends",
-    "base_image", "accept_base_versions", "strategy", "judge",
+    "base_image", "accept_base_versions", "strategy", "compare",
 )  # fmt: skip
 
 
@@ -190,7 +190,7 @@ class CellTable(_Strict):
     accept_base_versions: bool | None = None
     bake_jit: bool | None = None
     strategy: Literal["synchronized", "leader", "independent", "sharded"] | None = None
-    judge: Literal["on", "off"] | None = None
+    compare: Literal["on", "off"] | None = None
     cache: Names | None = None
     verdict: Names | None = None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 from pipeline.contract.bounds import budget, seconds, whole
 from pipeline.contract.commandline import Parser, path
 from pipeline.contract.plan import MOST_RANKS
@@ -45,28 +43,21 @@ def parser() -> Parser:
     found.add_argument("--stage", action="store_true", help="write failures to OUT/failure.json and end with 0")
     found.add_argument(
         "--compare",
-        "--judge",
         choices=("on", "off"),
         default="on",
         help="time the fastest tactics beside the default before choosing; off: FlashInfer's argmin",
     )
     found.add_argument(
         "--compare-budget",
-        "--judge-budget",
         type=budget,
         metavar="S",
         help="bound of all comparing: seconds times ops times buckets (default: 1)",
     )
     found.add_argument(
         "--workers",
-        "--jurors",
         type=int,
         metavar="N",
         help="processes beside each rank that time entries as well (default: 1 on a GPU, none on a CPU)",
-    )
-    found.add_argument(
-        "--engine-max-wait",
-        help=argparse.SUPPRESS,  # the road still passes it, with a plan that is refused
     )
     found.add_argument(
         "--share-gpu",

@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.engine
 
 BASE = "tuned-test/serving:base"
-SMALL = ("--tp", "1", "--buckets", "1,4", "--ops", "qkv", "--judge", "off")
+SMALL = ("--tp", "1", "--buckets", "1,4", "--ops", "qkv", "--compare", "off")
 
 
 def commit(client: Any, image: str, script: str, name: str, changes: list[str]) -> None:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).resolve().parents[2]
 ANYBODY = "65532:65532"
-SMALL = ("--tp", "1", "--buckets", "1,4", "--ops", "qkv", "--judge", "off")
+SMALL = ("--tp", "1", "--buckets", "1,4", "--ops", "qkv", "--compare", "off")
 OURS = "io.github.tuned-image-pipeline.run"
 CACHE = "/opt/flashinfer_autotune_cache"
 

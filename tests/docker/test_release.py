@@ -42,7 +42,7 @@ tp = 1
 device = "cpu"
 ops = ["o"]
 buckets = [1, 8]
-judge = "off"
+compare = "off"
 
 [[cells]]
 model = "tiny"

@@ -252,7 +252,7 @@ def smoke(bench: Bench, version: str) -> None:
 def whole(bench: Bench, version: str) -> None:
     """The 8B shapes in bf16 and fp8: three judged tunes, one unjudged, and what fresh processes measure."""
     plan = write(both(read_plan("llama-3.1-8b", version)), bench.work / "8b.plan.json")
-    for name, words in (("on-1", ()), ("on-2", ()), ("off", ("--judge", "off"))):
+    for name, words in (("on-1", ()), ("on-2", ()), ("off", ("--compare", "off"))):
         tune(bench, plan, name, *words)
     measure(bench, "on-1", "on-1-tuned-counts")
     measure(bench, "on-1", "on-1-untuned-counts", "--untuned")
@@ -284,7 +284,7 @@ def brief(bench: Bench, version: str) -> None:
     tune(bench, plan, "on-3", bound=120)
     compare(bench, ("on-1", "on-3"))
     compare(bench, ("on-2", "on-3"))
-    tune(bench, plan, "off", "--judge", "off", bound=60)
+    tune(bench, plan, "off", "--compare", "off", bound=60)
     measure(bench, "off", "off-tuned-counts")
 
 
@@ -384,7 +384,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=520)
     parser.add_argument("--work", type=Path, default=Path("/tmp/bench_h200"))
     parser.add_argument("--workspace", type=Path, help="where modules are compiled (default: below --work)")
-    parser.add_argument("--words", default="", help="more words for every tuning, such as '--judge-budget 2'")
+    parser.add_argument("--words", default="", help="more words for every tuning, such as '--compare-budget 2'")
     parser.add_argument(
         "--only", choices=("mm_bf16", "bmm_fp8"), default="", help="of --pair, --three, --once, --octets: these alone"
     )

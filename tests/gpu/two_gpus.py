@@ -158,7 +158,7 @@ def alike(bench: Bench, one: str, other: str) -> None:
 def strategies(bench: Bench, plan: Path) -> None:
     """Every strategy without judging, two with; fresh processes replay each on both ranks."""
     shutil.rmtree(bench.work / "warm", ignore_errors=True)
-    bench.run("warm up (JIT)", "pipeline.tune", str(plan), str(bench.work / "warm"), "--judge", "off")
+    bench.run("warm up (JIT)", "pipeline.tune", str(plan), str(bench.work / "warm"), "--compare", "off")
     for judge in ("off", "on"):
         for strategy in STRATEGIES if judge == "off" else ("synchronized", "sharded"):
             one(bench, plan, strategy, judge)
@@ -176,7 +176,7 @@ def one(bench: Bench, plan: Path, strategy: str, judge: str, prefix: str = "", b
     name = f"{prefix}{strategy}, judge {judge}"
     root = bench.work / f"{prefix.strip()}{strategy}-{judge}"
     shutil.rmtree(root, ignore_errors=True)  # what an earlier run left would be taken for this one's
-    bench.run(name, "pipeline.tune", str(plan), str(root), "--strategy", strategy, "--judge", judge, bound=bound)
+    bench.run(name, "pipeline.tune", str(plan), str(root), "--strategy", strategy, "--compare", judge, bound=bound)
     if any(root.glob("*/*/*")):
         bench.run(f"replay {name}", "pipeline.tune.replay", "--root", str(root))
 
@@ -189,7 +189,7 @@ def spread(bench: Bench, plan: Path, model: str) -> None:
         for strategy in AGREE:
             root = bench.work / "spread"
             shutil.rmtree(root, ignore_errors=True)
-            words = ("pipeline.tune", str(plan), str(root), "--strategy", strategy, "--judge", "off")
+            words = ("pipeline.tune", str(plan), str(root), "--strategy", strategy, "--compare", "off")
             told = bench.run(f"{model} {strategy}, turn {turn}", *words).get("told")
             if told:
                 inside[strategy].append(told["seconds"])

@@ -158,10 +158,10 @@ def test_each_help_begins_with_examples_that_parse(name: tuple[str, ...], capsys
         (["cache", "zz"], "there is no command 'cache zz'", "commands: ls, "),
         ([""], "there is no command ''", "commands: build, "),
         (["build", "tiny", "--retun"], "unrecognized arguments: --retun", "did you mean --retune?"),
-        (["build", "tiny", "--judg", "on"], "unrecognized arguments: --judg on", "did you mean --judge?"),
+        (["build", "tiny", "--compar", "on"], "unrecognized arguments: --compar on", "did you mean --compare?"),
         (["--verbos", "plan", "tiny"], "unrecognized arguments: --verbos", "did you mean --verbose?"),
         (["plan", "tiny", "-v", "-q"], "argument -q/--quiet: not allowed with argument -v/--verbose", "see `pipeline"),
-        (["build", "tiny", "--judge", ""], "argument --judge: invalid choice: ''", "see `pipeline build --help`"),
+        (["build", "tiny", "--compare", ""], "argument --compare: invalid choice: ''", "see `pipeline build --help`"),
     ],
 )
 def test_a_slip_is_one_line_with_what_was_meant(

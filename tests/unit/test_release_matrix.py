@@ -114,12 +114,12 @@ def test_a_server_tunes_in_its_own_start_where_there_is_no_cache(tmp_path: Path)
 def test_every_error_of_the_shape_is_said_with_its_place(tmp_path: Path) -> None:
     found = wrong(
         tmp_path,
-        'registy = "x"\n[gpus.h200]\narch = 90\n[[cells]]\nmodel = "tiny"\ntp = [1, 0]\nmax_token = 3\njudge = "yes"\n',
+        'registy = "x"\n[gpus.h200]\narch = 90\n[[cells]]\nmodel = "tiny"\ntp = [1, 0]\nmax_token = 3\ncompare = "yes"\n',
     )
     assert found == [
         "gpus.h200.arch: input should be a valid string",
         "cells[0].tp[1]: input should be greater than or equal to 1",
-        "cells[0].judge: input should be 'on' or 'off'",
+        "cells[0].compare: input should be 'on' or 'off'",
         "cells[0].max_token: there is no such key; did you mean max_tokens?",
         "registy: there is no such key; did you mean registry?",
     ]

@@ -122,7 +122,7 @@ def test_a_resumed_tuning_is_what_happens_unless_it_is_refused() -> None:
     assert request_from(asked()).resume
     assert not request_from(asked("--no-resume")).resume
     assert request_from(asked("--no-resume")).tune_options == request_from(asked()).tune_options  # one inputs digest
-    assert "--judge-budget" in request_from(asked("--judge-budget", "2")).tune_options
+    assert "--compare-budget" in request_from(asked("--compare-budget", "2")).tune_options
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "1e9", "two"])
@@ -141,8 +141,8 @@ def test_a_bound_is_some_whole_seconds(text: str) -> None:
     ("option", "value", "fine"),
     [
         ("--timeout", "1", True), ("--timeout", "86400", True), ("--timeout", "0.5", False), ("--timeout", "86401", False),
-        ("--judge-budget", "0.0001", True), ("--judge-budget", "3600", True), ("--judge-budget", "0", False),
-        ("--judge-budget", "3601", False),
+        ("--compare-budget", "0.0001", True), ("--compare-budget", "3600", True), ("--compare-budget", "0", False),
+        ("--compare-budget", "3601", False),
     ],
 )  # fmt: skip
 def test_host_and_ranks_take_the_same(option: str, value: str, fine: bool) -> None:
@@ -153,7 +153,7 @@ def test_host_and_ranks_take_the_same(option: str, value: str, fine: bool) -> No
         except UsageError as error:
             said.add(error.message.partition(": ")[2])
         else:
-            said.add(str(taken.get(option[2:].replace("-", "_"), taken.get("compare_budget"))))
+            said.add(str(taken[option[2:].replace("-", "_")]))
     (one,) = said
     assert one.startswith(f"'{value}' is not a number of seconds ") != fine
 
