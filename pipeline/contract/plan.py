@@ -78,28 +78,10 @@ class Untuned:
 
 
 @dataclass(frozen=True)
-class EngineRun:
-    """An engine that tunes in its own start, instead of ops that we name.
-
-    `name` is `vllm` or `sglang`, `version` what its package says. `arguments` are the words after its serve command, as
-    at run time; `model` the path among them, in which `config` (file name to text) is laid for the tuned stage.
-    `variables` are set for it, as at run time.
-    """
-
-    name: str
-    version: str
-    model: str
-    arguments: tuple[str, ...]
-    variables: Mapping[str, str] = field(default_factory=dict)
-    config: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Plan:
     """The input of a tuning run. `device` is `cpu` or `cuda`; `arch` FlashInfer's name for it.
 
-    `notes` are remarks for people about the whole plan, outside the digest like `untuned`. A plan with an `engine` has
-    no ops: what is tuned is the engine's own choice.
+    `notes` are remarks for people about the whole plan, outside the digest like `untuned`.
     """
 
     SCHEMA: ClassVar[int] = SCHEMA
@@ -116,13 +98,10 @@ class Plan:
     seed: int = 0
     untuned: tuple[Untuned, ...] = ()
     notes: tuple[str, ...] = ()
-    engine: EngineRun | None = None
 
     def meaning(self) -> dict[str, Any]:
-        """What the digest covers: ops, shapes, dtypes, buckets, rounding, skip_ops, rank layout, an engine's run."""
-        more = {} if self.engine is None else {"engine": asdict(self.engine)}
+        """What the digest covers: ops, shapes, dtypes, buckets, rounding, skip_ops, rank layout."""
         return {
-            **more,
             "schema": SCHEMA,
             "device": self.device,
             "layout": asdict(self.layout),
@@ -139,8 +118,6 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """The whole plan as JSON values, with its digest."""
         whole = asdict(self)
-        if self.engine is None:
-            del whole["engine"]
         for op in whole["ops"]:
             if not op["unserved"]:
                 del op["unserved"]

@@ -13,12 +13,9 @@ class LeaderUnfit(UsageError):
 
 
 def check_leader(strategy: str, plan: Plan) -> None:
-    """Raise `LeaderUnfit` where `strategy` asks for a leader that this plan's ranks cannot wait for.
-
-    No strategy reaches a server that tunes in its own start: such a plan is never refused.
-    """
+    """Raise `LeaderUnfit` where `strategy` asks for a leader that this plan's ranks cannot wait for."""
     apart = [op.name for op in plan.ops if op.shape.get("ep", 1) > 1]
-    if strategy != LEADER or plan.engine is not None or (plan.layout.ep == 1 and not apart):
+    if strategy != LEADER or (plan.layout.ep == 1 and not apart):
         return
     what = f"EP={plan.layout.ep}" if plan.layout.ep > 1 else f"{apart[0]} under expert parallelism"
     raise LeaderUnfit(

@@ -73,7 +73,7 @@ def copy_below(one: Stored, root: Path) -> Manifest:
     place = root / str(one.key)
     shutil.copytree(one.path, place)
     file, before = read_cache(place / CACHE_FILE), manifest_of(one)
-    more = 0 if before.plan.engine is not None else how_many_more(file.entries)
+    more = how_many_more(file.entries)
     if not more:
         return before
     owners = dict(before.owners)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pipeline.contract.digest import sha256_json
 from pipeline.contract.errors import UsageError
 from pipeline.contract.manifest import Manifest
 
@@ -54,12 +53,6 @@ def plain(text: str, most: int = 60) -> str:
 def usual_name(model: str, ranks: int, device: str, version: str, inputs: str) -> str:
     """`tuned/<model>:tp<N>-<device>-<version>-<first 8 of the inputs digest>`: another base gives another name."""
     return f"tuned/{plain(model)}:tp{ranks}-{plain(device)}-{plain(version)}-{inputs[:8]}"
-
-
-def key_of(manifests: Sequence[Manifest]) -> str:
-    """The hash of the key; for several keys one over theirs."""
-    hashes = [manifest.key.rpartition("/")[2] for manifest in manifests]
-    return hashes[0] if len(hashes) == 1 else sha256_json(hashes)
 
 
 def gpu_of(manifests: Sequence[Manifest]) -> str:

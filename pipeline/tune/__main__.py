@@ -58,11 +58,6 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
     from .supervise import Crew, Nodes, temporary
 
     plan = read_plan(arguments.plan)
-    if plan.engine is not None:
-        raise UsageError(
-            f"this plan starts {plan.engine.name}: the tuner tunes ops only",
-            hint=f"`pipeline build MODEL --server {plan.engine.name}` warms up a server by its own start",
-        )
     check_leader(arguments.strategy, plan)  # before any rank is started: a rank needs long to import
     nproc = plan.layout.world if arguments.nproc is None else arguments.nproc
     if arguments.workers is not None and not 0 <= arguments.workers <= MOST_WORKERS:

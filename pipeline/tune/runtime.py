@@ -102,11 +102,6 @@ def _load(tuner: Any, place: str, wanted: str) -> Loaded:  # noqa: ANN401 - an A
     if chosen is None:
         raise NotTuned(f"no tuned cache is used: {why}", hint=f"`python -m pipeline.tune.explain {place}` says more")
     stored = read_key(Path(place), Key.parse(chosen.key))
-    if stored.manifest is not None and stored.manifest.plan.engine is not None:
-        raise NotTuned(
-            f"the tuned cache {chosen.key} was made by {stored.manifest.plan.engine.name}, with buckets of its own",
-            hint="start that engine: the entry point offers it its files; for own code tune a plan of ops",
-        )
     found = explain_tree(Tree(Path(place), (stored,)), from_record(record, "this process"), baked=True)
     if found.verdict != "ok" or stored.file is None or stored.manifest is None:
         raise NotTuned(
