@@ -16,8 +16,11 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "tests" / "unit")]
 
 import release_debian  # noqa: E402 - lies beside this file
+import release_samples as samples  # noqa: E402
 from release_faults import Proxy  # noqa: E402
 from release_registries import PASSWORD, USER, Running, Secured, auth_of, running  # noqa: E402
+
+from pipeline.release import cosign  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -78,6 +81,14 @@ def faulty(plain: Running) -> Iterator[Proxy]:
     """A proxy in front of the plain registry that goes wrong as it is told."""
     with Proxy(plain.host) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def keys(programs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A key pair of cosign, private and public; its password is in the environment."""
+    monkeypatch.setenv("COSIGN_PASSWORD", samples.KEY_PASSWORD)
+    cosign._public_key.cache_clear()
+    return samples.key_pair(tmp_path / "keys")
 
 
 @pytest.fixture

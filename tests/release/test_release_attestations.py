@@ -25,13 +25,6 @@ from pipeline.release.images import read_image
 from pipeline.release.verify import examine
 
 
-@pytest.fixture
-def keys(tmp_path, programs, monkeypatch):
-    monkeypatch.setenv("COSIGN_PASSWORD", samples.KEY_PASSWORD)
-    cosign._public_key.cache_clear()
-    return samples.key_pair(tmp_path / "keys")
-
-
 def states(found):
     return {answer.name: (answer.state, answer.what) for answer in found.answers}
 
@@ -278,44 +271,40 @@ def test_signing_says_what_is_wrong(plain, keys, tmp_path, monkeypatch):
         assert "apt-get install cosign" in missing.value.hint
 
 
-FAKE = """#!/bin/sh
-echo "$@" >> {log}
-case "$*" in *--help*) echo "--use-signing-config --new-bundle-format";; esac
-case "$1" in sign) echo "token=$CLOUD_TOKEN" >> {log};; esac
-"""
+@pytest.fixture
+def called(tmp_path, monkeypatch):
+    """A stand-in for cosign 3 that writes down how it is called; the file that it writes."""
+    log, program = tmp_path / "log", tmp_path / "cosign"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> {log}\n'
+        'case "$*" in *--help*) echo "--use-signing-config --new-bundle-format";; esac\n'
+        f'case "$1" in sign) echo "token=$CLOUD_TOKEN" >> {log};; esac\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    cosign._options.cache_clear()
+    yield log
+    cosign._options.cache_clear()
 
 
 @pytest.mark.parametrize("key", ["awskms:///alias/release", "gcpkms://projects/p/x", "pkcs11:token=a", "keyless"])
-def test_other_keys_are_left_to_cosign(key, plain, tmp_path, monkeypatch):
+def test_other_keys_are_left_to_cosign(key, plain, called, tmp_path, monkeypatch):
     """Addresses of a KMS and keyless signing: handed on as they are, with the variables that a cloud's client reads."""
-    log = tmp_path / "log"
-    (tmp_path / "cosign").write_text(FAKE.format(log=log))
-    (tmp_path / "cosign").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("CLOUD_TOKEN", "a-token")
     monkeypatch.delenv("COSIGN_PASSWORD", raising=False)
-    cosign._options.cache_clear()
     with Registry(plain.host, NOBODY, QUICK) as registry:
         name = put(registry, "trust/kms", SampleImage(tmp_path))
         signer = Signer(key)
         signer.check()
         assert cosign.sign(registry, name, signer)
-    cosign._options.cache_clear()
-    told = log.read_text()
-    assert (
-        f"sign --yes{'' if key == 'keyless' else f' --key={key} --tlog-upload=false --use-signing-config=false'}"
-        in told
-    )
+    told = called.read_text()
+    more = "" if key == "keyless" else f" --key={key} --tlog-upload=false --use-signing-config=false"
+    assert f"sign --yes{more}" in told
     assert "token=a-token" in told and "a-token" not in told.replace("token=a-token", "")
 
 
-def test_a_bundle_of_cosign_3_is_found_and_checked_as_one(plain, tmp_path, monkeypatch):
+def test_a_bundle_of_cosign_3_is_found_and_checked_as_one(plain, called, tmp_path):
     """cosign 3 keeps signatures as referrers. (Such a cosign has not run here: a stand-in shows how it is called.)"""
-    log = tmp_path / "log"
-    (tmp_path / "cosign").write_text(FAKE.format(log=log))
-    (tmp_path / "cosign").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    cosign._options.cache_clear()
     with Registry(plain.host, NOBODY, QUICK) as registry:
         name = put(registry, "trust/bundle", SampleImage(tmp_path))
         verifier = Verifier(identity="me@example.com", issuer="https://issuer.example.com")
@@ -324,8 +313,7 @@ def test_a_bundle_of_cosign_3_is_found_and_checked_as_one(plain, tmp_path, monke
         item = attachments.Attachment(media.BUNDLE, media.BUNDLE, b"{}", "bundle")
         attachments.attach(registry, name.repository, top.descriptor(), [item])
         assert cosign.has_signature(registry, name) and cosign.verify(registry, name, verifier) == ""
-    cosign._options.cache_clear()
-    told = log.read_text()
+    told = called.read_text()
     assert "--certificate-identity=me@example.com --certificate-oidc-issuer=https://issuer.example.com" in told
     assert "--new-bundle-format=true" in told
 
@@ -362,7 +350,7 @@ def test_signing_behind_a_password_and_tls(logged_in, trusted, keys, pipeline, t
         assert done.returncode == 0, done.stderr + done.stdout
 
 
-def test_a_client_certificate_reaches_cosign(tmp_path, monkeypatch, plain):
+def test_a_client_certificate_reaches_cosign(tmp_path, monkeypatch, called, plain):
     monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
     place = tmp_path / "config" / "docker" / "certs.d" / "registry.example.com"
     place.mkdir(parents=True)
@@ -370,8 +358,10 @@ def test_a_client_certificate_reaches_cosign(tmp_path, monkeypatch, plain):
         (place / name).write_text("x")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     subject = Reference("registry.example.com", "team/model", digest="sha256:" + "0" * 64)
-    with Registry(plain.host, NOBODY, QUICK) as registry, cosign._prepared(registry, subject, {}) as (options, _):
-        assert options == [f"--registry-client-cert={place}/client.cert", f"--registry-client-key={place}/client.key"]
+    with Registry(plain.host, NOBODY, QUICK) as registry:
+        assert cosign.sign(registry, subject, Signer("keyless"))
+    options = f"--registry-client-cert={place}/client.cert --registry-client-key={place}/client.key"
+    assert f"sign --yes {options} {subject}" in called.read_text()
 
 
 def test_cosign_is_needed_only_for_signatures(plain, pipeline, tmp_path):

@@ -211,9 +211,8 @@ def test_pull_refuses_images_taken_places_and_bad_names(plain, tmp_path, capsys)
     assert "Traceback" not in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_signed_with_a_password_through_tls_and_demanded(logged_in, trusted, pipeline, tmp_path, monkeypatch):
-    monkeypatch.setenv("COSIGN_PASSWORD", samples.KEY_PASSWORD)
-    private, public = samples.key_pair(tmp_path / "keys")
+def test_signed_with_a_password_through_tls_and_demanded(logged_in, trusted, keys, pipeline, tmp_path):
+    private, public = keys
     _, other = samples.key_pair(tmp_path / "other")
     cache_samples.write(tmp_path / "root", "NVIDIA H200")
     for host in (logged_in.host, trusted.host):

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 from release_registries import NOBODY, QUICK
-from release_samples import KEY_PASSWORD, SampleImage, key_pair, release
+from release_samples import SampleImage, release
 
 from pipeline.contract.errors import PublishError
 from pipeline.registry.client import Registry
 from pipeline.registry.errors import RegistryError
+from pipeline.registry.reference import Reference
 from pipeline.release import cosign
 from pipeline.release.cosign import Signer, Verifier
 from pipeline.release.images import read_image
@@ -31,12 +32,6 @@ def place(faulty, request):
     """A registry behind the proxy, and a repository of this test alone."""
     with Registry(faulty.host, NOBODY, QUICK) as registry:
         yield registry, f"publish/{abs(hash(request.node.name)):x}"
-
-
-@pytest.fixture
-def keys(tmp_path, programs, monkeypatch):
-    monkeypatch.setenv("COSIGN_PASSWORD", KEY_PASSWORD)
-    return key_pair(tmp_path / "keys")
 
 
 def puts(proxy, since=0):
@@ -54,14 +49,8 @@ def test_the_tag_is_the_last_thing_that_is_written(place, faulty, tmp_path, keys
     order = [path.rpartition("/")[2] for path in puts(faulty)]
     assert order[-2:] == ["inputs-" + "1" * 64, TAG] and order.count(TAG) == 1
     assert any(path.endswith(".sig") for path in order[:-2]), "it is signed before"
-    found = examine(registry, replace_reference(registry, repository), Verifier(str(keys[1])))
+    found = examine(registry, Reference(registry.name, repository, TAG), Verifier(str(keys[1])))
     assert {answer.state for answer in found.answers} == {"ok"}, found.answers
-
-
-def replace_reference(registry, repository):
-    from pipeline.registry.reference import Reference
-
-    return Reference(registry.name, repository, TAG)
 
 
 def test_what_is_there_is_not_pushed_again(place, faulty, tmp_path):
@@ -126,10 +115,10 @@ def test_what_a_key_has_not_signed_it_does_not_vouch_for(place, tmp_path, keys):
     signer = Signer(str(keys[0]))
     with pytest.raises(PublishError, match="this key has not signed"):
         release(registry, repository, SampleImage(tmp_path / "second"), tag=TAG, signer=signer)
-    assert not cosign.has_signature(registry, replace_reference(registry, repository).at(first.digest))
+    assert not cosign.has_signature(registry, Reference(registry.name, repository, TAG).at(first.digest))
     again = release(registry, repository, SampleImage(tmp_path), tag=TAG, signer=signer)  # pushed by this host
     assert again.digest == first.digest and cosign.is_signed_by(
-        registry, replace_reference(registry, repository).at(first.digest), signer
+        registry, Reference(registry.name, repository, TAG).at(first.digest), signer
     )
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from release_registries import NOBODY, QUICK
-from release_samples import KEY_PASSWORD, SampleImage, inspect, key_pair
+from release_samples import SampleImage, inspect, key_pair
 
+from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import DockerError, UsageError, WarmUpError
 from pipeline.contract.exits import Exit
+from pipeline.image.request import Request
 from pipeline.registry.client import Registry
 from pipeline.registry.reference import Reference
 from pipeline.release import run
@@ -48,7 +52,14 @@ class House:
         return self.images[cell.name]
 
     def release(self, *cells, **options):
-        jobs = [Job(cell, object(), f"{abs(hash(cell.name)):064x}"[:64]) for cell in cells]
+        jobs = [
+            Job(
+                cell,
+                Request(self.folder, cell.model, device="cuda" if cell.gpus else "cpu"),
+                sha256_bytes(cell.name.encode()),
+            )
+            for cell in cells
+        ]
         return Release(Options(self.place, **{"template": "{model}-tp{tp}-{key}", **options}), jobs)
 
     def cell(self, model, tactic=3, platform=""):
@@ -68,12 +79,6 @@ def house(faulty, tmp_path, monkeypatch, request):
 def registry(house):
     with Registry(house.place.registry, NOBODY, QUICK) as one:
         yield one
-
-
-@pytest.fixture
-def keys(tmp_path, programs, monkeypatch):
-    monkeypatch.setenv("COSIGN_PASSWORD", KEY_PASSWORD)
-    return key_pair(tmp_path / "keys")
 
 
 def statuses(release):
@@ -216,9 +221,6 @@ def test_a_registry_that_may_only_be_read_is_told_before_any_work(house, faulty)
 
 
 def test_nothing_is_published_without_a_replay_verdict(house, registry, tmp_path):
-    import json
-    from dataclasses import replace
-
     cell = house.cell("a")
     image = house.images["a-tp2"]
     whole, image.verdict = image.verdict, replace(image.verdict, level="static")

@@ -32,9 +32,8 @@ def second(programs, tmp_path_factory):
         process.wait(120)
 
 
-def test_a_registry_that_keeps_referrers_itself(second, pipeline, tmp_path, monkeypatch):
-    monkeypatch.setenv("COSIGN_PASSWORD", samples.KEY_PASSWORD)
-    private, public = samples.key_pair(tmp_path / "keys")
+def test_a_registry_that_keeps_referrers_itself(second, keys, pipeline, tmp_path):
+    private, public = keys
     with Registry(second.host, NOBODY, QUICK) as registry:
         assert registry.manifest("second/none", "x") is None
         digest = image(registry, "second/one")
