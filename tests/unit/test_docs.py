@@ -172,6 +172,22 @@ def test_the_readme_is_two_screens() -> None:
     assert len(README.splitlines()) <= 90
 
 
+def test_modules_and_files_that_pages_name_exist() -> None:
+    missing = []
+    for page in (page for page in PAGES if page.name != "CHANGELOG.md" and page.parent.name != "decisions"):
+        text = page.read_text(encoding="utf-8")
+        files = re.findall(r"`((?:pipeline|tests|bench|templates|\.github|\.ci)/[\w./-]+)`", text)
+        modules = [
+            f"{name.replace('.', '/')}" for name in re.findall(r"python -m ((?:pipeline|tests|bench)[.\w]*)", text)
+        ]
+        missing += [
+            f"{page.relative_to(ROOT)}: {name}"
+            for name in [*files, *modules]
+            if "NAME" not in name and not (ROOT / name).exists() and not (ROOT / f"{name}.py").exists()
+        ]
+    assert missing == []
+
+
 def test_pages_that_the_code_names_exist() -> None:
     named = {
         (str(path.relative_to(ROOT)), match)
