@@ -47,13 +47,16 @@ def warm_up(inputs: Inputs, image: str, request: Request, session: Session) -> W
 
 @contextlib.contextmanager
 def _alone_on_devices(inputs: Inputs, request: Request, session: Session) -> Iterator[None]:
-    """Be the only run that times these devices; nothing is timed for caches that were tuned elsewhere."""
+    """Be the only run that times these devices.
+
+    Nothing is timed for caches that were tuned elsewhere, nor by a server on CPUs: neither waits for another run.
+    """
     from pipeline.daemon import device_lock
 
-    if request.caches:
+    cuda = inputs.producer.device == "cuda"
+    if request.caches or (request.server and not cuda):
         yield
         return
-    cuda = inputs.producer.device == "cuda"
     devices = [gpu.uuid for gpu in inputs.gpus.gpus] if cuda else ["cpu"]
     machine = "" if session.engine.local else session.engine.name
     with device_lock(devices, machine=machine, wait=request.device_timeout):
