@@ -16,11 +16,11 @@ def together(nodeid: str) -> str:
     """What must run in one process when `make test` runs two, or a test's own id where it may run anywhere.
 
     The engine's tests share the engine, the names of its images, and images that take minutes to build; the registry
-    tests share registries.
+    tests share registries; the servers' tests share one image, under a name and with a store of its own.
     """
     path = PurePath(nodeid.partition("::")[0])
     if "servers" in path.parts:
-        return "docker"
+        return "servers"
     if "docker" in path.parts:
         return "apart" if path.name in APART else "docker"
     return "release" if "release" in path.parts else nodeid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,23 +12,49 @@ from typing import Any
 import pytest
 from real_vllm import IMAGE, ROOT, Pipeline
 
+from pipeline.daemon import Engine, connect, ensure
+
 
 @pytest.fixture(scope="session")
-def pipeline() -> Pipeline:
-    """Run `pipeline` on the checkout."""
+def engine() -> Engine:
+    """The engine that answers, else a private one, which stays."""
+    return ensure()
+
+
+@pytest.fixture(scope="session")
+def client(engine: Engine) -> Iterator[Any]:
+    """A client of it."""
+    made = connect(engine)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def pipeline(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    """Run `pipeline` on the checkout, with an empty store; wheels are those that this machine has already."""
+    from pipeline.home import cache_home
+
+    own = tmp_path_factory.mktemp("home")
+    wheels = cache_home() / "wheels"
+    wheels.mkdir(parents=True, exist_ok=True)
+    (own / "tuned-image-pipeline").mkdir()
+    (own / "tuned-image-pipeline" / "wheels").symlink_to(wheels)
+    environment = {**os.environ, "DOCKER_HOST": engine.host, "XDG_CACHE_HOME": str(own)}
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "pipeline", *words], cwd=ROOT, capture_output=True, text=True, check=False
-        )
+            [sys.executable, "-m", "pipeline", *words],
+            cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
 
     return run
 
 
 @pytest.fixture(scope="session")
-def built(pipeline: Pipeline) -> Iterator[dict[str, Any]]:
+def built(pipeline: Pipeline, client: Any) -> Iterator[dict[str, Any]]:
     """The outcome of `pipeline build tiny --server vllm`: warmed up, baked, and started twice."""
     done = pipeline("build", "tiny", "--server", "vllm", "--image", IMAGE, "--json")
     assert done.returncode == 0, done.stderr[-6000:]
+    print(done.stderr)  # seconds by phase: shown where a test fails, or with -s
     yield {**json.loads(done.stdout), "said": done.stderr}
-    pipeline("clean")
+    client.images.remove(IMAGE, force=True)

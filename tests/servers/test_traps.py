@@ -13,17 +13,7 @@ from pipeline.servers.containers import How, watch
 from pipeline.servers.model import config_files
 from pipeline.servers.producer import ServerProducer, manifest_in
 
-pytestmark = [pytest.mark.engine, pytest.mark.large, pytest.mark.timeout(2700)]
-
-
-@pytest.fixture
-def client(built: dict[str, Any]) -> Any:
-    from pipeline.daemon import connect, find
-
-    engine = find()
-    assert engine is not None
-    with connect(engine) as connected:
-        yield connected
+pytestmark = [pytest.mark.usefixtures("built"), pytest.mark.engine, pytest.mark.large, pytest.mark.timeout(2700)]
 
 
 def start(client: Any, arguments: str, how: How, tmp_path: Path, **environment: str) -> Any:
