@@ -11,7 +11,7 @@ of FlashInfer, vLLM or SGLang than what stands here.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
@@ -117,6 +117,9 @@ class Producer(Protocol):
     @property
     def ranks(self) -> int:
         """How many GPUs it needs, or CPU ranks."""
+
+    def shown(self, entrypoint: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Options of `docker run`, and the words after the image's name, that try the image; secrets are hidden."""
 
     def inputs(self) -> Mapping[str, object]:
         """What of it decides what is baked, as JSON values: part of the inputs digest."""

@@ -69,7 +69,9 @@ def show(outcome: Outcome) -> None:
     first = next(iter(outcome.finished.manifests), None)
     if first is not None and first.substitutions:
         log.line("note: tuned on CPU ranks, which prove the pipeline; a CPU cache is of no use to a GPU")
-    gpus = ["--gpus", "all"] if outcome.finished.inputs.producer.device == "cuda" else []
+    inputs = outcome.finished.inputs
+    gpus = ["--gpus", "all"] if inputs.producer.device == "cuda" else []
     host = "" if outcome.docker_host == "unix:///var/run/docker.sock" else f"DOCKER_HOST={outcome.docker_host} "
-    command = ["docker", "run", "--rm", *gpus, outcome.image, *(["env"] if first is not None else [])]
+    options, words = inputs.producer.shown(inputs.base.config.get("Entrypoint") or ())
+    command = ["docker", "run", "--rm", *gpus, *options, outcome.image, *words]
     log.line(f"try it: {host}{shlex.join(command)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,6 +103,10 @@ class TuneProducer:
     def ranks(self) -> int:
         """As many as the plan's layout needs."""
         return self.plan.layout.world
+
+    def shown(self, entrypoint: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ARG002 - it stays
+        """`env` shows the variables that name the cache."""
+        return (), ("env",)
 
     def inputs(self) -> Mapping[str, object]:
         """The plan, the tuner's code and options; of imported keys their content."""

@@ -36,6 +36,7 @@ class Adapter(Protocol):
     """One server."""
 
     name: str
+    serve: tuple[str, ...]  # its serve command, which its arguments follow
     health: str
     phases: Sequence[Phase]
     events: Sequence[Event]

@@ -9,7 +9,7 @@ import io
 import re
 import tarfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,6 +70,12 @@ class ServerProducer:
     def adapter(self) -> Adapter:
         """What is known of the server."""
         return adapter_of(self.words.server)
+
+    def shown(self, entrypoint: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The model's folder, mounted, and the words that were baked; its serve command if the entrypoint lacks it."""
+        mount = ("-v", f"/your/model:{self.words.model}:ro") if self.words.model.startswith("/") else ()
+        serves = any(self.name in word for word in entrypoint)
+        return mount, (*(() if serves else self.adapter.serve), *self.words.recorded())
 
     def inputs(self) -> Mapping[str, object]:
         """Words without values of secrets, and the model's config."""

@@ -61,6 +61,7 @@ class Served:
 
 class _Sglang:
     name = "sglang"
+    serve: tuple[str, ...] = ("python3", "-m", "sglang.launch_server")
     health = "health"
     known = r"0\.5(\..*)?"
     facts: tuple[str, ...] = ("python3", "-c", _FACTS)
@@ -78,16 +79,7 @@ class _Sglang:
     def command(self, words: Words) -> tuple[str, ...]:
         """Its module with these words; how weights are loaded enters no hash (by its code)."""
         kept = without(words.arguments, REPLACED)
-        return (
-            "python3",
-            "-m",
-            "sglang.launch_server",
-            *kept,
-            *ADDRESS,
-            "--load-format",
-            "dummy",
-            "--skip-tokenizer-init",
-        )
+        return (*self.serve, *kept, *ADDRESS, "--load-format", "dummy", "--skip-tokenizer-init")
 
     def environment(self, root: str) -> dict[str, str]:
         """As 0.5.23 sets most of them itself, below SGLANG_CACHE_DIR."""

@@ -37,6 +37,7 @@ print(json.dumps(out))
 
 class _Vllm:
     name = "vllm"
+    serve: tuple[str, ...] = ("vllm", "serve")
     health = "health"
     known = r"0\.(2[6-9]|3[0-3])(\..*)?"
     facts: tuple[str, ...] = ("python3", "-c", _FACTS)
@@ -65,7 +66,7 @@ class _Vllm:
     def command(self, words: Words) -> tuple[str, ...]:
         """`vllm serve` with these words; LoadConfig and the tokenizer enter no hash (seen with 0.26 and 0.32)."""
         kept = without(words.arguments, REPLACED)
-        return ("vllm", "serve", *kept, *ADDRESS, "--load-format", "dummy", "--skip-tokenizer-init")
+        return (*self.serve, *kept, *ADDRESS, "--load-format", "dummy", "--skip-tokenizer-init")
 
     def environment(self, root: str) -> dict[str, str]:
         """0.26 hashes VLLM_CONFIG_ROOT and VLLM_XLA_CACHE_PATH, whose defaults come from HOME: both are pinned."""

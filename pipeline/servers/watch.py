@@ -239,11 +239,15 @@ def _who(start: Start) -> str:
 
 
 def _asked(pid: int) -> bool:
-    """Whether a compiler is asked for its version alone, as Triton and torch do at each start."""
+    """Whether a compiler is asked for its version and nothing else, as Triton and torch do at each start.
+
+    Triton compiles with `ptxas -v …`: one such word among others is no question.
+    """
     try:
-        return not _ASKS.isdisjoint(Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0"))
+        words = Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0")[1:-1]
     except OSError:
         return False
+    return bool(words) and _ASKS.issuperset(words)
 
 
 def _title(pid: int, name: str) -> str:

@@ -103,6 +103,19 @@ def test_the_command_is_as_in_production_but_for_address_weights_and_secrets() -
     assert command[-3:] == ("--load-format", "dummy", "--skip-tokenizer-init")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "entrypoint", "options", "shown"),
+    [
+        ("--model /m --api-key abcdef", ["vllm", "serve"], ("-v", "/your/model:/m:ro"), ("--model", "/m", "--api-key", "***")),
+        ("--model org/m", ["/entry.sh"], (), ("vllm", "serve", "--model", "org/m")),
+    ],
+)  # fmt: skip
+def test_how_to_run_the_image_is_said_with_its_words(arguments, entrypoint, options, shown) -> None:
+    from pipeline.servers.producer import ServerProducer
+
+    assert ServerProducer(vllm(arguments), {}, "tiny", "cpu").shown(entrypoint) == (options, shown)
+
+
 # kinds
 
 
@@ -113,6 +126,8 @@ def test_kinds_are_told_by_their_place() -> None:
         "/opt/warm/triton/ab/k.lock": 0,
         "/opt/warm/inductor/locks/x": 0,
         "/usr/lib/python3/dist-packages/a/__pycache__/b.cpython-312.pyc": 5,
+        "/usr/lib/python3.12/json/__pycache__/decoder.cpython-312.pyc": 5,
+        "/work/pipeline/servers/__pycache__/watch.cpython-312.pyc": 5,
         "/root/.netrc": 6,
         "/opt/warm/vllm/unheard-of/x": 7,
     }
@@ -122,7 +137,8 @@ def test_kinds_are_told_by_their_place() -> None:
         ("triton", "/opt/warm/triton", 4),
         (kinds.BYTECODE, "/usr/lib/python3/dist-packages", 5),
     }
-    assert set(others) == {"/root/.netrc", "/opt/warm/vllm/unheard-of/x"}
+    assert {path for path in others if not path.endswith(".pyc")} == {"/root/.netrc", "/opt/warm/vllm/unheard-of/x"}
+    assert sum(path.endswith(".pyc") for path in others) == 2, "bytecode of packages alone is baked"
     assert kinds.count(files) == {"torch-compile": 1, "triton": 1}
 
 
@@ -131,6 +147,7 @@ def test_every_variable_that_places_a_cache_points_below_the_root(name) -> None:
     placed = adapter_of(name).environment(kinds.ROOT)
     for variable, value in placed.items():
         assert value in {"1", "server"} or value.startswith(kinds.ROOT + "/"), variable
+    assert placed["USER"], "torch asks for the user's name, and a user id alone has none"
 
 
 # phases
@@ -325,6 +342,11 @@ if mode == "hangs":
         ctypes.CDLL(None).prctl(15, b"VLLM::Worker_TP1", 0, 0, 0)
         os.kill(os.getpid(), 19)
     time.sleep(600)
+if mode == "compiles":
+    import subprocess
+    for words in (["-v"], ["-v", "-"]):
+        one = subprocess.Popen([root + "/ptxas", *words], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        time.sleep(1.0); one.communicate()
 os.makedirs(root + "/triton", exist_ok=True)
 name = root + "/triton/" + (str(len(os.listdir(root + "/triton"))) if mode == "grows" else "kernel")
 open(name, "w").write("x")
@@ -373,6 +395,12 @@ def test_a_cache_that_grows_is_started_no_more_than_asked(stand_in) -> None:
     starts = stand_in("grows", most=3)
     assert len(starts) == 3
     assert "triton grows with every start" in _growing(tuple(starts))[0]
+
+
+def test_a_compiler_that_is_asked_for_its_version_does_not_compile(stand_in, tmp_path) -> None:
+    (tmp_path / "warm" / "ptxas").symlink_to("/bin/cat")  # `cat -v` waits for its input
+    (start,) = stand_in("compiles")
+    assert start.compilers == {"ptxas": 1}
 
 
 @pytest.mark.parametrize(
