@@ -15,7 +15,9 @@ from pipeline.__main__ import main
 from pipeline.contract.errors import CacheRefused, PublishError, UsageError
 from pipeline.contract.exits import Exit
 from pipeline.contract.verdict import Verdict
+from pipeline.registry import client
 from pipeline.registry.client import parallel_map
+from pipeline.registry.http import RetryPolicy
 from pipeline.release import tags, verdicts
 from pipeline.release.annotations import INPUTS, check_annotations, public_address
 from pipeline.release.run import Row, Summary
@@ -110,8 +112,6 @@ def test_inputs_are_known_without_an_engine_and_cover_what_decides_an_image(matr
 def test_a_cell_says_which_device_it_needs(
     words: list[str], device: str, matrix: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    from pipeline.registry import client
-
     monkeypatch.setattr(client.Registry, "resolve", lambda *_: None)
     assert main(["release", "cells", "tiny", "--registry", "127.0.0.1:1", "--json", *words]) == 0
     (cell,) = json.loads(capsys.readouterr().out)
@@ -126,7 +126,8 @@ def test_a_cell_says_which_device_it_needs(
     )
 
 
-def test_a_cell_whose_cache_is_missing_fails_alone(matrix: Path, capsys: Any) -> None:
+def test_a_cell_whose_cache_is_missing_fails_alone(matrix: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(client, "RetryPolicy", lambda: RetryPolicy(tries=1))
     matrix.write_text(MATRIX + '[[cells]]\nmodel = "tiny"\ncache = "nowhere"\n')
     assert main(["release", "cells", "--matrix", str(matrix), "--registry", "127.0.0.1:1"]) == Exit.PUBLISH
     assert "Connection refused" in capsys.readouterr().err, "the registry is asked, and no engine"
