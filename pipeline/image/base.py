@@ -37,6 +37,10 @@ _LEAN = (
     "path-exclude=/usr/share/man/*", "path-exclude=/usr/share/locale/*", "path-exclude=/usr/share/info/*",
     "path-exclude=/usr/share/doc/*", "path-include=/usr/share/doc/*/copyright",
 )  # fmt: skip
+# BuildKit mounts a file over /etc/hosts. Where there is none it makes one and removes it, which leaves /etc in the
+# layer, with the time of the build: the same RUN step would give another layer each time.
+_HOSTS = '--customize-hook=touch "$1/etc/hosts"'
+_VERSIONS = {BASE_NAME: 4, COMPILER_NAME: 3, SERVER_NAME: 3}  # one more makes an image anew
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 RENEW_DAYS = 30  # a bootstrapped base that is older misses security updates
 _PULL = "pull or load a base image yourself and give BASE_IMAGE (--base-image), or install mmdebstrap"
@@ -142,7 +146,7 @@ def _pull(client: DockerClient, reference: str) -> str:
 
 def _reference(name: str, suite: str) -> str:
     """The reference of an image that is bootstrapped here, by all that decides its content."""
-    recipe = {"suite": suite, "include": _INCLUDE[name], "lean": _LEAN, "version": 3}
+    recipe = {"suite": suite, "include": _INCLUDE[name], "lean": _LEAN, "version": _VERSIONS[name]}
     return f"{name}:{suite}-{sha256_json(recipe)[:12]}"
 
 
@@ -186,7 +190,7 @@ def _bootstrap(session: Session, reference: str, suite: str, *, older_than: floa
             words = [
                 *_alone_in_namespaces(), program, "--variant=minbase",
                 f"--include={_INCLUDE[reference.rpartition(':')[0]]}", '--aptopt=Acquire::Languages "none"',
-                *(f"--dpkgopt={rule}" for rule in _LEAN), suite, str(tar), *_mirrors(suite),
+                *(f"--dpkgopt={rule}" for rule in _LEAN), _HOSTS, suite, str(tar), *_mirrors(suite),
             ]  # fmt: skip
             with log.step(f"bootstrap Debian {suite} with mmdebstrap"):
                 try:

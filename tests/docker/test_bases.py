@@ -190,7 +190,7 @@ def _tar(tmp_path: Path) -> Path:
         (("--base-image", "NOT A REF"), 2, "not an image reference"),
         (("--image", "Bad Name"), 2, "cannot name an image"),
         (("--previous", "/no/such/dir"), 2, "is not a directory"),
-        (("--server", "vllm"), 2, "the image that will serve"),
+        (("--server", "vllm", "--device", "cuda"), 2, "the image that will serve"),
         (("--server", "vllm", "--base-image", "x", "--strategy", "leader"), 2, "--strategy does not reach it"),
         (("--server-args", "--tp 2"), 2, "need SERVER="),
     ],
