@@ -333,7 +333,9 @@ class Release:
                     floating = tags.expand(template, names)
                     if put_tag(registry, place.tagged(floating), index, move=True):
                         self.tags.append(floating)
-                self.rows[job.cell.name] = Row(job.cell.name, "released", str(place.tagged(tag)), digest)
+                row = self.rows.get(job.cell.name)
+                status: Status = "pushed" if row is not None and row.status == "pushed" else "released"
+                self.rows[job.cell.name] = Row(job.cell.name, status, str(place.tagged(tag)), digest)
 
     def _combined(self, registry: Registry, jobs: Sequence[Job], found: Sequence[ImageIndex]) -> ImageIndex:
         """One index of the images of all platforms with their attestations, pushed and signed. No blob travels."""

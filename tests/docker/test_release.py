@@ -46,7 +46,7 @@ compare = "off"
 
 [[cells]]
 model = "tiny"
-tp = 1
+tp = 2
 device = "cpu"
 name = "other"
 cache = "nowhere"
@@ -217,15 +217,15 @@ def test_a_finished_release_is_skipped_writes_nothing_and_needs_no_engine(shop: 
     assert shop.written() == []
     assert "→" not in again.stderr, "no step was taken"
     (shop.folder / "home" / "tuned-image-pipeline" / "releases").rename(shop.folder / "forgotten")
-    fresh = away.release("--dry-run", "--floating-tag", "latest-{model}")
+    fresh = away.release("--dry-run", "--floating-tag", "latest-{model}-tp{tp}")
     assert fresh.cell["status"] == "released", "a host that knows nothing finds it by its inputs"
     assert shop.tags() == [released.cell["image"].rpartition(":")[2]], "a dry run moves nothing"
     cells = away.release(action="cells").told
     assert [(one["name"], one["released"], bool(one["error"])) for one in cells] == [
-        ("tiny-tp1", True, False), ("tiny-tp1-other", False, True),
+        ("tiny-tp1", True, False), ("tiny-tp2-other", False, True),
     ]  # fmt: skip
-    finished = away.release("--floating-tag", "latest-{model}", action="finish")
-    assert finished.status == 7 and finished.told["tags"] == ["latest-tiny"]
+    finished = away.release("--floating-tag", "latest-{model}-tp{tp}", action="finish")
+    assert finished.status == 7 and finished.told["tags"] == ["latest-tiny-tp1"]
 
 
 def test_a_retuned_image_pushes_its_cache_and_no_tag_is_moved(shop: Shop, released: Ran) -> None:

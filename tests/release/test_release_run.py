@@ -149,6 +149,8 @@ def test_what_somebody_put_under_the_inputs_tag_does_not_count(house, registry, 
     signed.run([])
     assert statuses(signed) == ["pushed"]
     house.engine = False
+    signed.finish()
+    assert statuses(signed) == ["pushed"], "a run that finishes still says what it pushed"
     again = house.release(cell, signer=signer)
     again.run([])
     assert statuses(again) == ["released"]
