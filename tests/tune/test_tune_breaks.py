@@ -371,9 +371,10 @@ def test_a_plan_that_is_none_is_refused_at_once(tuner: Tuner, tmp_path: Path, te
 def test_a_device_must_not_be_a_string(tuner: Tuner) -> None:
     code = (
         "from pipeline.contract.plan import OpPlan\n"
-        "from pipeline.tune.ops.cpu_mm import make\n"
+        "from pipeline.tune.ops import spec_of\n"
         "names = dict.fromkeys(('a', 'b', 'out'), 'float32')\n"
-        "make(OpPlan('x', 'cpu_mm', {'n': 8, 'k': 8}, names, (1,)), 'cpu', 1)\n"
+        "op = OpPlan('x', 'cpu_mm', {'n': 8, 'k': 8}, names, (1,))\n"
+        "spec_of(op).make(op, 'cpu', 1)\n"
     )
     done = subprocess.run(
         [tuner.python, "-c", code], env=tuner.environment(), capture_output=True, text=True, check=False, timeout=600
