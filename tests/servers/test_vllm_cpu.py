@@ -15,7 +15,7 @@ from pipeline.servers import kinds, manifest
 from pipeline.servers.producer import PROOFS, manifest_in
 
 # The first test waits for the base, up to three starts and two proofs; a start takes minutes where much else runs.
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(2700)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(5400)]
 
 
 def test_the_image_lives_from_its_caches(built: dict[str, Any]) -> None:
