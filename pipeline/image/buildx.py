@@ -68,9 +68,9 @@ class Export:
 class Build:
     """One build: a target of a Dockerfile, its named contexts (name to folder), ARGs and labels.
 
-    `output` is a folder that receives the target's files, `export` an OCI layout that receives the image; without
-    either the engine gets the image, under the name `tag`. `devices` are CDI devices of the tuning step, `shm_size`
-    bytes of shared memory of every step, `timeout` seconds.
+    `output` is a folder that receives the target's files, `export` an OCI layout that receives the image; with
+    `cache_only` nothing leaves BuildKit's cache; else the engine gets the image, under the name `tag`. `devices` are
+    CDI devices of the tuning step, `shm_size` bytes of shared memory of every step, `timeout` seconds.
     """
 
     dockerfile: bytes
@@ -81,6 +81,7 @@ class Build:
     tag: str = ""
     output: Path | None = None
     export: Export | None = None
+    cache_only: bool = False
     devices: tuple[str, ...] = ()
     shm_size: int = 0
     timeout: float | None = None
@@ -119,6 +120,7 @@ def command(session: Session, wanted: Build, metadata: Path | None = None) -> li
         words += ["--label", f"{name}={value}"]
     words += ["--tag", wanted.tag] if wanted.tag else ()
     words += ["--output", f"type=local,dest={wanted.output}"] if wanted.output is not None else ()
+    words += ["--output", "type=cacheonly"] if wanted.cache_only else ()
     words += ["--metadata-file", str(metadata)] if metadata is not None else ()
     return [*words, str(empty)]
 
@@ -132,7 +134,7 @@ def build(session: Session, wanted: Build, *, on_line: Callable[[str], None] | N
     try:
         return _build(session, wanted, on_line)
     except SnapshotLost:
-        if wanted.output is None:
+        if wanted.output is None and not wanted.cache_only:
             raise
         log.note("BuildKit has lost a snapshot of the base: built with plain copies instead")
         return _build(session, replace(wanted, dockerfile=without_links(wanted.dockerfile)), on_line)
@@ -159,7 +161,7 @@ def _build(session: Session, wanted: Build, on_line: Callable[[str], None] | Non
             raise  # whoever gave the timeout knows what outlived it
         except ProcessFailed as error:
             raise _failed(session, wanted.target, tuple(said), error) from error
-        if wanted.output is not None:
+        if wanted.output is not None or wanted.cache_only:
             return Built("", "")
         facts = json.loads(metadata.read_text(encoding="utf-8"))
     config = str(facts.get("containerimage.config.digest", ""))

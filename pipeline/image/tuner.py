@@ -6,7 +6,7 @@ import functools
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline import log
@@ -127,11 +127,17 @@ class TuneProducer:
         return select(self.session, self.tune_in, device=self.plan.device, gpus=self.gpus, base=self.base_name)
 
     def build(self) -> str:
-        """Build what the ranks need: the compiled modules, and the tuner image where they run in it. Return its id."""
+        """Build what the ranks need: the compiled modules and the tuner image. Return its id, empty in a build stage.
+
+        A build stage finds the layers in BuildKit's cache: built here, no other run waits for them at the device lock.
+        """
         self._modules()
-        if self.imported or self.form in ("stage", "device stage"):
+        if self.imported:
             return ""
         with log.step("build the tuner image"):
+            if self.form in ("stage", "device stage"):
+                build(self.session, replace(self._stage("tuner"), tag="", cache_only=True))
+                return ""
             return self._image("tuner")
 
     def warm_up(self, place: Place) -> WarmUp:
