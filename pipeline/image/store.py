@@ -83,7 +83,7 @@ def keep(home: Path, digest: str, made: WarmUp, inputs: Mapping[str, object], wo
             if place.exists():
                 place.rename(work / "old")
             entry.rename(place)
-    return read_entry(place)
+            return read_entry(place)
 
 
 def check(found: WarmUp) -> None:
