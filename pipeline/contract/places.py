@@ -5,9 +5,9 @@ from __future__ import annotations
 CACHE_ROOT = "/opt/flashinfer_autotune_cache"
 CODE_ROOT = "/opt/pipeline"  # bin/pipeline-run, and lib/, which only that finds
 STATE_ROOT = "/state"  # finished ops of a tuning that goes on, in build stages only
-TUNER_ROOT = (
-    "/opt/tuner"  # the tuner and plan.json, in the tuner image and mounted into replays, never in the finished image
-)
+# The tuner and plan.json, in the tuner image and mounted into replays, never in the finished image. At the root: into a
+# read-only container the engine copies nothing whose path leads through a link, and `/opt` may be one.
+TUNER_ROOT = "/tuner"
 CACHE_FILE = "autotune_configs.json"
 MANIFEST_FILE = "manifest.json"
 FAILURE_FILE = "failure.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from pipeline import log
@@ -33,9 +34,13 @@ def check_free(client: DockerClient, repository: str, tag: str) -> str:
 
 def tag(client: DockerClient, image: str, repository: str, name: str) -> str:
     """Give an image its name. One of ours that had it is removed where nothing else names or uses it."""
+    from docker.errors import ImageNotFound
+
     before = check_free(client, repository, name)
     client.images.get(image).tag(repository, name)
     if before and before != str(client.images.get(image).id):
         log.note(f"{repository}:{name} was {before[:19]}… until now")
-        drop_image(client, before)
+        with contextlib.suppress(ImageNotFound):
+            if not client.images.get(before).tags:  # by its id the engine would also remove the only other name
+                drop_image(client, before)
     return f"{repository}:{name}"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from docker import DockerClient
 
-INSIDE = "/opt/pipeline-start"
+INSIDE = "/pipeline-start"
 _OUT = "out"
 _PACKAGE = Path(__file__).resolve().parent.parent
 _CODE = ("__init__.py", "run.py", "log.py", "contract/*.py", "servers/__init__.py", "servers/watch.py",

@@ -35,7 +35,7 @@ def serving(client: Any, built: dict[str, Any]) -> Iterator[str]:
     script = (
         "rm -rf /opt/flashinfer_autotune_cache /opt/pipeline && mkdir -p /srv/pipeline /data && "
         "echo 'raise SystemExit(7)' > /srv/pipeline/__init__.py && "
-        "mv /opt /data/opt && chmod 1770 /data && chmod 0711 /data/opt && ln -s data/opt /opt"
+        "mv /opt /data/opt && chmod 1771 /data && chmod 0711 /data/opt && ln -s data/opt /opt"
     )
     changes = [
         "USER 1234:1234", "WORKDIR /srv", 'ENTRYPOINT ["/bin/echo", "serving"]', 'CMD ["with", "defaults"]',
@@ -70,7 +70,7 @@ def test_on_top_of_a_serving_image_only_our_layers_are_added_and_all_of_its_own_
         assert said.decode().strip() == "serving with defaults"
         look = ["sh", "-c", "stat -c '%a %U' /data /data/opt; readlink /opt; ls /opt/flashinfer_autotune_cache"]
         said = client.containers.run(name, look, entrypoint=[], user="0:0", network_mode="none", remove=True)
-        assert said.decode().splitlines()[:3] == ["1770 root", "711 root", "data/opt"]
+        assert said.decode().splitlines()[:3] == ["1771 root", "711 root", "data/opt"]
     finally:
         client.images.remove(name, force=True)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NAME
 
+NAME = "tuned-test/tiny:two"  # what the fixture `built` names its image
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,7 +74,7 @@ def test_the_image_is_lean_and_has_nothing_of_ours_on_python_s_path(built: dict[
     assert 100e6 < size < 1000e6
     look = (
         "import importlib.util, os, sys; print([importlib.util.find_spec(n) for n in ('pipeline', 'pipeline.tune')"
-        " if n == 'pipeline'], os.environ.get('PYTHONPATH'), os.path.exists('/opt/tuner'),"
+        " if n == 'pipeline'], os.environ.get('PYTHONPATH'), os.path.exists('/tuner'),"
         " sorted(os.listdir('/opt/pipeline/lib/pipeline')))"
     )
     status, out, _ = start(client, ["-c", look], entrypoint=["python3"])  # the image as it is: a start leaves bytecode
@@ -196,7 +196,14 @@ def test_only_the_plan_changed_no_layer_below_is_built_again(built: dict[str, An
     assert done.status == 0, done.stderr
     one, two = (client.images.get(name).attrs["RootFS"]["Layers"] for name in (NAME, "tuned-test/tiny:one"))
     assert one[:-1] == two[:-1] and one[-1] != two[-1]
-    client.images.remove("tuned-test/tiny:one", force=True)
+    small = client.images.get("tuned-test/tiny:one")
+    small.tag("tuned-test/tiny", "kept")
+    moved = pipeline("build", "tiny", "--tp", "2", "--image", "tuned-test/tiny:one", "--json")
+    assert moved.status == 0, moved.stderr
+    assert client.images.get("tuned-test/tiny:one").id == client.images.get(NAME).id
+    assert client.images.get("tuned-test/tiny:kept").id == small.id, "a name that moves on leaves the image its others"
+    for name in ("one", "kept"):
+        client.images.remove(f"tuned-test/tiny:{name}")
 
 
 def test_a_name_of_another_image_is_kept_for_it(built: dict[str, Any], pipeline: Any, client: Any) -> None:

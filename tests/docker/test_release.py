@@ -30,8 +30,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 PASSWORD = "a pass+word/of the key"
 WRITES = ("PUT", "POST", "PATCH")
-# Bytes that a re-tune sends beside the cache layer and the gzipped manifest: 30,500, three signatures and a moving tag.
-FIXED = 38_000
+# Bytes that a re-tune sends beside the cache layer, the gzipped manifest and the SBOM: config, index, provenance, verdict,
+# signatures and tags, seen to be 43,904. Any layer but the cache's is larger than what is left to the bound.
+FIXED = 64_000
 MATRIX = """
 [annotations]
 "org.opencontainers.image.licenses" = "Apache-2.0"
