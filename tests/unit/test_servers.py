@@ -127,7 +127,7 @@ def test_kinds_are_told_by_their_place() -> None:
         "/opt/warm/inductor/locks/x": 0,
         "/usr/lib/python3/dist-packages/a/__pycache__/b.cpython-312.pyc": 5,
         "/usr/lib/python3.12/json/__pycache__/decoder.cpython-312.pyc": 5,
-        "/work/pipeline/servers/__pycache__/watch.cpython-312.pyc": 5,
+        "/srv/pipeline/servers/__pycache__/watch.cpython-312.pyc": 5,
         "/root/.netrc": 6,
         "/opt/warm/vllm/unheard-of/x": 7,
     }
