@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 
-from pipeline.contract.bounds import whole
+from pipeline.contract.commandline import whole
 
 
 def _days(text: str) -> int:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.commands.locations import METAVAR
-from pipeline.contract.bounds import seconds
-from pipeline.contract.commandline import path
+from pipeline.contract.commandline import path, seconds
 from pipeline.contract.errors import CacheRefused, UsageError
 from pipeline.contract.exits import Exit
 

@@ -7,8 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from pipeline.contract.bounds import seconds
-from pipeline.contract.commandline import path
+from pipeline.contract.commandline import path, seconds
 from pipeline.contract.exits import Exit
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ import argparse
 import json
 import sys
 
-from pipeline.contract.bounds import seconds
-from pipeline.contract.commandline import path
+from pipeline.contract.commandline import path, seconds
 
 _REMEDY = "`pipeline build MODEL --retune` makes the caches and the image again"
 

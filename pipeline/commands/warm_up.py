@@ -6,8 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from pipeline.contract.bounds import seconds
-from pipeline.contract.commandline import path
+from pipeline.contract.commandline import path, seconds
 from pipeline.contract.exits import Exit
 
 

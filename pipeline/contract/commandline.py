@@ -1,14 +1,20 @@
-"""How a command line is refused, on the host and in the image, and the paths that it may name."""
+"""Command lines on the host and in the image: how one is refused, and the paths and numbers that it may name.
+
+A value that the host takes must be one that the ranks take too: it is passed on as it was given.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from .errors import UsageError
+
+_DAY, _HOUR = 86_400, 3600  # seconds
 
 
 class Parser(argparse.ArgumentParser):
@@ -53,3 +59,23 @@ def path(text: str) -> Path:
     `ArgumentTypeError`.
     """
     return Path(some(text))
+
+
+def whole(text: str, of: str, most: int) -> int:
+    """An argument that counts `of` something: digits, from 1 to `most`. Raises `ArgumentTypeError`."""
+    if text.isascii() and text.isdecimal() and len(text) <= 6 and 1 <= int(text) <= most:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of {of} from 1 to {most}")
+
+
+def seconds(text: str) -> int:
+    """An argument that bounds a wait: a whole number of seconds from 1 to a day. Raises `ArgumentTypeError`."""
+    return whole(text, "seconds", _DAY)
+
+
+def budget(text: str) -> float:
+    """An argument that gives seconds per op and bucket: above 0, up to an hour. Raises `ArgumentTypeError`."""
+    with contextlib.suppress(ValueError):
+        if text.isascii() and 0 < (value := float(text)) <= _HOUR:  # not so for nan
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, up to {_HOUR}")

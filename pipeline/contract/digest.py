@@ -1,10 +1,14 @@
-"""Content ids: the sha256 of one canonical spelling of JSON, or of bytes."""
+"""Content ids: the sha256 of one canonical spelling of JSON, of bytes, and of what an image is."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+_CONFIG = ("Env", "Entrypoint", "Cmd", "User", "Labels")
 
 
 def canonical_json(value: object) -> bytes:
@@ -26,3 +30,13 @@ def sha256_file(path: Path) -> str:
     """Return the sha256 of a file's bytes, read in blocks so that memory stays bounded."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def image_identity(diff_ids: Sequence[str], config: Mapping[str, Any]) -> str:
+    """What an image is: `sha256:…` over its diff ids (lowest layer first) and Env, Entrypoint, Cmd, User, Labels.
+
+    Every store and registry gives these alike. Layers alone do not change with ENV, and the inspect of the containerd
+    store has no config digest.
+    """
+    kept = {name: config.get(name) or None for name in _CONFIG}
+    return f"sha256:{sha256_json({'layers': list(diff_ids), **kept})}"

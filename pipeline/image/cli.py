@@ -7,8 +7,7 @@ import copy
 from pathlib import Path
 
 from pipeline.cache.store import check_root
-from pipeline.contract.bounds import budget, seconds
-from pipeline.contract.commandline import path
+from pipeline.contract.commandline import budget, path, seconds
 from pipeline.contract.errors import CacheRefused, UsageError
 from pipeline.contract.plan import Plan
 from pipeline.flashinfer.gpus import find_arch

@@ -8,10 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.contract.digest import sha256_json
+from pipeline.contract.digest import image_identity, sha256_json
 from pipeline.contract.errors import CacheRefused, PipelineError, UsageError
 from pipeline.contract.files import write_json
-from pipeline.contract.identity import image_identity
 from pipeline.contract.verdict import Level, Verdict
 
 from .gpus import offered

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.contract.identity import image_identity
+from pipeline.contract.digest import image_identity
 from pipeline.registry.descriptors import INDEX, INDEXES, Descriptor, Manifest, json_object
 from pipeline.registry.errors import InvalidResponse, NotFound
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.contract.bounds import budget, seconds, whole
-from pipeline.contract.commandline import Parser, path
+from pipeline.contract.commandline import Parser, budget, path, seconds, whole
 from pipeline.contract.plan import MOST_RANKS
 
 from .strategy import STRATEGIES

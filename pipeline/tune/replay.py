@@ -21,8 +21,7 @@ from typing import Any
 from pipeline import log
 from pipeline.cache.otherkeys import OTHERS
 from pipeline.cache.tree import Stored, find_keys, read_key
-from pipeline.contract.bounds import seconds
-from pipeline.contract.commandline import Parser, path
+from pipeline.contract.commandline import Parser, path, seconds
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import CacheRefused, PipelineError, UsageError, WarmUpError
 from pipeline.contract.exits import Exit

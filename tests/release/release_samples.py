@@ -16,8 +16,7 @@ from typing import Any
 import cache_samples
 from release_registries import command
 
-from pipeline.contract.digest import sha256_bytes, sha256_file
-from pipeline.contract.identity import image_identity
+from pipeline.contract.digest import image_identity, sha256_bytes, sha256_file
 from pipeline.contract.places import CACHE_ROOT, MANIFEST_FILE
 from pipeline.contract.verdict import Verdict
 from pipeline.image.names import KEY, PREFIX, PRODUCER

@@ -187,17 +187,14 @@ def test_files_of_several_ranks_become_one(capsys, tmp_path):
 # ls, inspect and rm
 
 
-@pytest.fixture(params=["tuned", "warm-ups"])
-def home(request, tmp_path, monkeypatch):
+@pytest.fixture
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setattr("pipeline.daemon.find", lambda: None)
-    folder = tmp_path / "xdg" / "tuned-image-pipeline" / request.param
-    inner, about = (
-        ("", "outcome.json") if request.param == "tuned" else ("opt/flashinfer_autotune_cache", "warmup.json")
-    )
+    folder = tmp_path / "xdg" / "tuned-image-pipeline" / "warm-ups"
     for age, (name, tactic) in enumerate((("c" * 64, 1), ("b" * 64, 2), ("a" * 64, 3))):
-        samples.write(folder / name / "root" / inner, tactic=tactic)
-        facts = folder / name / about
+        samples.write(folder / name / "root" / "opt/flashinfer_autotune_cache", tactic=tactic)
+        facts = folder / name / "warmup.json"
         facts.write_text(json.dumps({"caches": [{"kind": "flashinfer-autotune", "bytes": 9}]}))
         os.utime(facts, (time.time() - age * 10 * 86_400,) * 2)
     (folder / ".keeping-x").mkdir()

@@ -18,8 +18,8 @@ import pytest
 
 from pipeline.cache.otherkeys import other_keys
 from pipeline.cache.store import check_root
+from pipeline.contract.digest import image_identity
 from pipeline.contract.errors import BuildError, CacheRefused, DockerError, PipelineError, UsageError
-from pipeline.contract.identity import image_identity
 from pipeline.contract.places import CACHE_FILE, CACHE_ROOT
 from pipeline.image import buildx, clean, session, store, wheels
 from pipeline.image.buildx import Build, SnapshotLost, build, command

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.contract.bounds import budget, seconds
-from pipeline.contract.commandline import Parser
+from pipeline.contract.commandline import Parser, budget, seconds
 from pipeline.contract.errors import UsageError
 from pipeline.image.cli import add_build_options, add_model, request_from
 from pipeline.image.runners import Unfinished

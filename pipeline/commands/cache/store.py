@@ -1,7 +1,6 @@
 """The host's store of warm-ups as `pipeline cache` sees it, and `pipeline cache rm`.
 
 <cache home>/warm-ups/<inputs digest>/root/…, warmup.json       what a warm-up left, as it lies from `/` of the image
-<cache home>/tuned/<inputs digest>/root/…, outcome.json         a cache root alone
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pipeline.contract.scratch import scratch
 _DAY = 86_400
 _YOUNG = 3600  # seconds: the image of what was kept just now may be in the making
 _LABELS = tuple(f"io.github.tuned-image-pipeline.{name}" for name in ("manifest", "warm-up"))
-_FOLDERS = {"warm-ups": "warmup.json", "tuned": "outcome.json"}
+_FOLDER, _ABOUT = "warm-ups", "warmup.json"
 _REMOVING = ".removing-"
 
 
@@ -46,8 +45,7 @@ class StoreEntry:
     @property
     def root(self) -> Path:
         """The cache root of FlashInfer's files inside it; it may not exist."""
-        root = self.place / "root"
-        return root if self.place.parent.name == "tuned" else root / CACHE_ROOT.lstrip("/")
+        return self.place / "root" / CACHE_ROOT.lstrip("/")
 
     def marks(self) -> set[str]:
         """What the labels of an image that was baked from it name: the inputs digest, or the sha256 of a manifest."""
@@ -61,16 +59,16 @@ def stored() -> list[StoreEntry]:
     """All entries of the store, oldest first; what is being written at the moment is passed over."""
     from pipeline.home import cache_home
 
-    return sorted(_entries(cache_home()), key=lambda entry: entry.kept)
+    return sorted(_entries(cache_home() / _FOLDER), key=lambda entry: entry.kept)
 
 
-def _entries(home: Path) -> Iterator[StoreEntry]:
-    for folder, about in _FOLDERS.items():
-        for place in sorted((home / folder).iterdir()) if (home / folder).is_dir() else ():
-            if place.name.startswith(".") or not place.is_dir() or place.is_symlink():
-                continue
-            facts = (place / about).stat() if (place / about).exists() else place.stat()
-            yield StoreEntry(place, size_of(place), facts.st_mtime, _kinds(place / about))
+def _entries(folder: Path) -> Iterator[StoreEntry]:
+    for place in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if place.name.startswith(".") or not place.is_dir() or place.is_symlink():
+            continue
+        about = place / _ABOUT
+        facts = about.stat() if about.exists() else place.stat()
+        yield StoreEntry(place, size_of(place), facts.st_mtime, _kinds(about))
 
 
 def _kinds(about: Path) -> dict[str, int]:
