@@ -19,15 +19,10 @@ class Figures:
     processors: tuple[float, ...]
     peak: int
 
-    @property
-    def median(self) -> float:
-        """The median wall time in seconds."""
-        return statistics.median(self.seconds)
-
     def __str__(self) -> str:
         low, high = min(self.seconds), max(self.seconds)
         return (
-            f"{self.median:.3f} s (min {low:.3f}, max {high:.3f}, n={len(self.seconds)}), "
+            f"{statistics.median(self.seconds):.3f} s (min {low:.3f}, max {high:.3f}, n={len(self.seconds)}), "
             f"processors {statistics.median(self.processors):.3f} s, peak {self.peak / 1e6:.0f} MB"
         )
 
@@ -35,7 +30,7 @@ class Figures:
 def once(command: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[float, float, int]:
     """Run a command to its end; seconds by the wall and of processors, and its largest resident size in bytes.
 
-    A failure ends the bench.
+    The seconds of processors are those of all processes that were waited for together. A failure ends the bench.
     """
     began = time.perf_counter()
     process = subprocess.Popen(
@@ -51,12 +46,17 @@ def once(command: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[
     return time.perf_counter() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
 
-def many(command: Sequence[str], runs: int = 7, env: Mapping[str, str] | None = None) -> Figures:
+def alternate(commands: Sequence[Sequence[str]], runs: int, env: Mapping[str, str] | None = None) -> list[Figures]:
+    """Figures of each command, run in turn, so that a busy machine hits all of them."""
+    found = [[once(command, env) for command in commands] for _ in range(runs)]
+    columns = [list(zip(*one, strict=True)) for one in zip(*found, strict=True)]
+    return [Figures(seconds, processors, max(peaks)) for seconds, processors, peaks in columns]
+
+
+def many(command: Sequence[str], runs: int = 7) -> Figures:
     """One run that is not counted, then `runs` that are."""
-    once(command, env)
-    found = [once(command, env) for _ in range(runs)]
-    seconds, processors, peaks = zip(*found, strict=True)
-    return Figures(seconds, processors, max(peaks))
+    once(command)
+    return alternate([command], runs)[0]
 
 
 def say(name: str, value: object) -> None:

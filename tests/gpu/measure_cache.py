@@ -86,7 +86,7 @@ def _questions(manifest: Any, device: Any, tuner: Any, tokens_of: Any) -> Any:
 
 def main() -> None:
     """Measure one cache, or two against each other."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.measure_cache")
     parser.add_argument("root", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--untuned", nargs="?", default=None, const=UNTUNED, metavar="COUNTS",

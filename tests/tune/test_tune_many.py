@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tune_harness import ROOT, Tuner, error_line, read_manifest, write_plan
+from tune_harness import Tuner, error_line, read_manifest, write_plan
 
 from pipeline.cache.store import check_root
 from pipeline.contract.plan import Layout, Plan
@@ -44,17 +41,3 @@ def test_of_four_ranks_the_one_that_differs_is_named(
     assert done.status == 6
     assert error_line(done) == "error: rank 3 differs from the others in tactic lists before wide"
     assert not list((tmp_path / "out").glob("*/*/*"))
-
-
-def test_two_groups_side_by_side_do_not_disturb_each_other(tuner: Tuner, tmp_path: Path) -> None:
-    """The script that tries NCCL beside gloo on GPUs, with gloo twice."""
-    words = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d",
-             "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]  # fmt: skip
-    done = subprocess.run(
-        [tuner.python, *words, str(ROOT / "tests" / "gpu" / "side_by_side.py"), "gloo"],
-        env={**os.environ, **tuner.environment(), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told == {"groups": ["gloo", "gloo"], "entries": 9, "sums right": True, "ranks agree": True}
