@@ -32,10 +32,12 @@ class Group:
 COMMANDS: Mapping[str, Command | Group] = {
     "build": Command(
         "build",
-        "build a tuned image of a model: plan, warm up, bake, verify, tag",
+        "build an image that has already made its first start: warm up, bake, verify, tag",
         (
             "tiny",
-            "llama-3.1-8b --tp 1 --base-image vllm/vllm-openai:latest --gpus 0",
+            "tiny --server vllm",
+            "./config.json --server vllm --base-image vllm/vllm-openai:v0.26.0 --server-args '--model /mnt/models'",
+            "llama-3.1-8b --tp 1 --base-image vllm/vllm-openai:v0.26.0 --gpus 0",
             "tiny --retune",
             "tiny --cache caches/h200",
         ),
@@ -52,12 +54,12 @@ COMMANDS: Mapping[str, Command | Group] = {
     ),
     "warm-up": Command(
         "warm_up",
-        "let a server start for the first time here, in a container that a cluster started",
+        "make a server's first start in this container, without a Docker Engine, and keep its caches",
         ("./config.json --in-place out --server vllm --server-args '--model /mnt/models --max-model-len 8192'",),
     ),
     "verify": Command(
         "verify",
-        "check a finished image: nothing is tuned again",
+        "prove on fresh containers of an image that nothing is tuned or compiled again",
         ("tuned/tiny:1", "tuned/tiny:1 --level static -o verdict.json"),
     ),
     "explain": Command(
@@ -162,7 +164,7 @@ COMMANDS: Mapping[str, Command | Group] = {
         },
     ),
     "versions": Group(
-        "one source of versions",
+        "keep every version in step with versions.json",
         {
             "check": Command(
                 "versions.check",

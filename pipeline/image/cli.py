@@ -47,7 +47,10 @@ def add_build_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cache", type=_roots, default=(), metavar="DIR,…", help="bake these caches, tune nothing")
     group.add_argument("--no-bake-jit", action="store_true", help="leave compiled modules out of the image")
     group.add_argument(
-        "--store", choices=("classic", "containerd"), default="", help="of an engine we start (default: as last time)"
+        "--store",
+        choices=("classic", "containerd"),
+        default="",
+        help="image store of a Docker Engine that is started for this (default: as last time)",
     )
     server = parser.add_argument_group("server")
     server.add_argument("--server", default="", choices=SERVERS, help="let this server's own start warm up")
