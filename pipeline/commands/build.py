@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from pipeline.image.cli import add_build_options, add_model, add_result_options, request_from
+from pipeline.image.request import add_build_options, add_model, add_result_options, request_from
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -17,9 +17,7 @@ from .client import Engine, config_folder
 Version = tuple[int, int, int]
 
 OLDEST: Version = (0, 10, 0)  # the first with `--provenance`
-# Which version brought what (release notes of docker/buildx).
 CALL: Version = (0, 15, 0)  # `--call` replaces the experimental `--print`, and `--check`
-DEVICE: Version = (0, 22, 0)  # `--allow device`; a Dockerfile's `RUN --device` needs frontend 1.27 as well
 _HINT = (
     "install docker-buildx (Debian 13, Ubuntu) or docker-buildx-plugin (Docker's own packages); as root on Debian "
     "`pipeline daemon up` does it"

@@ -1,25 +1,92 @@
-"""The step `bake`: the finished image, a layer for each cache of a warm-up."""
+"""The step `bake`: the finished image, a layer for each cache of a warm-up.
+
+The host appends to the last stage of a committed Dockerfile what only it knows: a COPY for each cache, the static
+environment, and what the base runs. A Dockerfile cannot say "the base's own ENTRYPOINT with a word in front": setting
+ENTRYPOINT drops the inherited CMD, and its JSON form expands no ARG.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pipeline import log
 from pipeline.contract.errors import BuildError
+from pipeline.contract.places import CODE_ROOT, ENV_FILE
 
-from .buildx import Build, Built, Export, build
+from .buildx import Build, Built, Export, build, stat_digest
 from .contexts import Destination, Staging, stage_layer
-from .dockerfile import ENTRY, Layer, Runs, finished, stat_digest
-from .names import ENTRYPOINT, ENVIRONMENT, INPUTS, PREFIX, PRODUCER
+from .names import ENTRYPOINT, ENVIRONMENT, INPUTS, KEY, PREFIX, PRODUCER
 from .probe import destinations
 from .producer import CacheDir, WarmUp
 from .resolve import Inputs
 from .session import Session
 
+ENTRY = f"{CODE_ROOT}/bin/pipeline-run"
+_NOTHING = ("/bin/sh",)  # an image that runs nothing of its own still starts with something
 _OCI = "org.opencontainers.image"
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What an image runs: user as its configuration spells it (empty: root), entry point and command in JSON form."""
+
+    user: str
+    entrypoint: tuple[str, ...]
+    command: tuple[str, ...]
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> Runs:
+        """Read an image's Config."""
+        return Runs(
+            str(config.get("User") or ""), tuple(config.get("Entrypoint") or ()), tuple(config.get("Cmd") or ())
+        )
+
+    def plain(self) -> str:
+        """The base's own, which our layers leave as they are but for the user who wrote them."""
+        return f"USER {self.user or 'root'}"
+
+    def wrapped(self) -> str:
+        """The same below pipeline-run. A base that is wrapped already is not wrapped twice."""
+        inner = self.entrypoint[1:] if self.entrypoint[:1] == (ENTRY,) else self.entrypoint
+        command = self.command if self.command or inner else _NOTHING
+        lines = [f"USER {self.user or 'root'}", f"ENTRYPOINT {json.dumps([ENTRY, *inner])}"]
+        return "\n".join([*lines, f"CMD {json.dumps(list(command))}"] if command else lines)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One COPY: a named context that holds `path` and all above it.
+
+    A linked layer brings its own parent directories, root's, so that it is the same on every base. Where the base has a
+    parent that is somebody else's, a plain COPY leaves that as it is (`linked` False).
+    """
+
+    context: str
+    path: str
+    linked: bool = True
+
+    def line(self) -> str:
+        """The instruction."""
+        if self.linked:
+            return f"COPY --link --from={self.context} / /"
+        return f"COPY --from={self.context} {self.path} {self.path}"
+
+
+def finished(
+    template: bytes, layers: Sequence[Layer], environment: Mapping[str, str], runs: Runs | None, *, wrap: bool = True
+) -> bytes:
+    """The Dockerfile with the caches, the environment and what the image runs at its end.
+
+    A server's caches are found by the environment alone, so that its image runs what the base does (`wrap` False).
+    """
+    lines = [layer.line() for layer in layers]
+    lines += [f"ENV {name}={json.dumps(value).replace('$', chr(92) + '$')}" for name, value in environment.items()]
+    lines += [runs.wrapped() if wrap else runs.plain()] if runs is not None else []
+    return template.rstrip(b"\n") + "\n".join(["", *lines, ""]).encode()
 
 
 def bake(inputs: Inputs, warm: WarmUp, session: Session, export: Export | None = None) -> Built:
@@ -29,6 +96,7 @@ def bake(inputs: Inputs, warm: WarmUp, session: Session, export: Export | None =
         raise BuildError(
             f"{inputs.base.reference} became another image meanwhile ({str(now)[:19]}…)", hint="run it again"
         )
+    warm = _beside_those_of_base(warm, inputs.base.config.get("Labels") or {})
     places = destinations(session, inputs.base, [one.path for one in warm.caches])
     with log.step("bake the caches into the last layers"):
         layers, contexts = [], dict(inputs.recipe.contexts)
@@ -46,6 +114,27 @@ def bake(inputs: Inputs, warm: WarmUp, session: Session, export: Export | None =
             text, "final", contexts, inputs.recipe.arguments, labels(inputs, warm), tag=session.candidate, export=export
         )
         return build(session, wanted if export is None else replace(wanted, tag=""))
+
+
+def _beside_those_of_base(warm: WarmUp, before: Mapping[str, str]) -> WarmUp:
+    """The warm-up with the labels of all keys, where the base has some: those first, unless they are baked anew.
+
+    No variable names one file then: with several keys pipeline-run chooses.
+    """
+    added = warm.labels
+    if not before.get(KEY) or not added.get(KEY):
+        return warm
+    names = (KEY, f"{PREFIX}.plan", f"{PREFIX}.manifest")
+    rows = {
+        row[0]: row
+        for labels in (before, added)
+        for row in zip(*(labels.get(name, "").split(",") for name in names), strict=False)
+    }
+    found = {name: ",".join(row[at] for row in rows.values()) for at, name in enumerate(names)}
+    for name in (f"{PREFIX}.flashinfer", f"{PREFIX}.arch"):
+        found[name] = ",".join(dict.fromkeys(f"{before.get(name, '')},{added[name]}".strip(",").split(",")))
+    environment = {**warm.environment, ENV_FILE: ""} if len(rows) > 1 else warm.environment
+    return replace(warm, labels={**added, **found}, environment=environment)
 
 
 def _staged(session: Session, name: str, root: Path, one: CacheDir, where: Destination) -> Path:

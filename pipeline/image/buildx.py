@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import secrets
 import tempfile
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline import log
-from pipeline.contract.digest import sha256_bytes
+from pipeline.contract.digest import sha256_bytes, sha256_json
 from pipeline.contract.errors import BuildError, DockerError
 from pipeline.contract.files import write_whole
 from pipeline.run import ProcessFailed, ProcessTimedOut, run
 
-from .dockerfile import pin_contexts, with_devices, without_links
 from .session import Session
 
 _STEP_LINE = re.compile(r"#\d+ (?:\d+\.\d+ )(.*)")  # what a RUN step printed, in `--progress=plain`
 _ERROR_LINE = re.compile(r"(?:#\d+ )?ERROR: (.*)")
+_FROM = re.compile(rb"(\bfrom=)([a-z][a-z0-9-]*)(?=[\s,])")  # a named context or a stage
 _LOST = "failed to stat lower snapshot"  # moby/buildkit#6977
 _NO_ROOM = "no space left on device"
-ALLOW = ("--allow", "device")
-_PROBE_TIMEOUT = 120.0  # seconds
-# A step that has a GPU sees the driver's device files; the name of the first differs under WSL.
-_LOOK = "test -e /dev/nvidiactl -o -e /dev/dxg"
 
 
 class SnapshotLost(BuildError):
@@ -69,8 +65,8 @@ class Build:
     """One build: a target of a Dockerfile, its named contexts (name to folder), ARGs and labels.
 
     `output` is a folder that receives the target's files, `export` an OCI layout that receives the image; with
-    `cache_only` nothing leaves BuildKit's cache; else the engine gets the image, under the name `tag`. `devices` are
-    CDI devices of the tuning step, `shm_size` bytes of shared memory of every step, `timeout` seconds.
+    `cache_only` nothing leaves BuildKit's cache; else the engine gets the image, under the name `tag`. `timeout` is in
+    seconds.
     """
 
     dockerfile: bytes
@@ -82,8 +78,6 @@ class Build:
     output: Path | None = None
     export: Export | None = None
     cache_only: bool = False
-    devices: tuple[str, ...] = ()
-    shm_size: int = 0
     timeout: float | None = None
 
 
@@ -100,8 +94,7 @@ class Built:
 
 def command(session: Session, wanted: Build, metadata: Path | None = None) -> list[str]:
     """The whole command line of a build, sorted so that it is the same every time."""
-    text = with_devices(wanted.dockerfile, wanted.devices) if wanted.devices else wanted.dockerfile
-    text, contexts = pin_contexts(text, wanted.contexts)
+    text, contexts = pin_contexts(wanted.dockerfile, wanted.contexts)
     folder = session.home / "contexts"
     file = folder / f"Dockerfile-{sha256_bytes(text)[:24]}"
     write_whole(file, text)
@@ -110,8 +103,6 @@ def command(session: Session, wanted: Build, metadata: Path | None = None) -> li
     words = ["docker", "buildx", "build", "--progress=plain", "--network=none"]
     words += ["--provenance=false"] if wanted.export is None else wanted.export.words()
     words += ["--file", str(file), "--target", wanted.target]
-    words += ALLOW if wanted.devices else ()
-    words += ["--shm-size", str(wanted.shm_size)] if wanted.shm_size else ()
     for name, place in sorted(contexts.items()):
         words += ["--build-context", f"{name}={place}"]
     for name, value in sorted(wanted.arguments.items()):
@@ -128,15 +119,13 @@ def command(session: Session, wanted: Build, metadata: Path | None = None) -> li
 def build(session: Session, wanted: Build, *, on_line: Callable[[str], None] | None = None) -> Built:
     """Build one target; `on_line` sees what its RUN steps print. Raise `BuildError`, or `DockerError`.
 
-    Where BuildKit has lost a snapshot that it merges linked copies over, what is read back as files is built with plain
-    copies: the same files, in layers that nobody keeps. For an image that is `SnapshotLost`.
+    Where BuildKit has lost a snapshot that it merges linked copies over, plain copies are built: the same files, in
+    layers that may have another digest.
     """
     try:
         return _build(session, wanted, on_line)
-    except SnapshotLost:
-        if wanted.output is None and not wanted.cache_only:
-            raise
-        log.note("BuildKit has lost a snapshot of the base: built with plain copies instead")
+    except SnapshotLost as error:
+        log.warn(f"{error.message}: built with plain copies, whose layers have digests of their own ({error.hint})")
         return _build(session, replace(wanted, dockerfile=without_links(wanted.dockerfile)), on_line)
 
 
@@ -189,7 +178,7 @@ def _failed(session: Session, target: str, said: Sequence[str], error: ProcessFa
         return SnapshotLost(
             f"target {target} did not build: BuildKit has lost a snapshot of the base",
             details=error.details,
-            hint="empty its cache and build again: docker buildx prune --all --force",
+            hint="`docker buildx prune --all --force` empties its cache",
             log=str(session.log),
         )
     return BuildError(
@@ -212,36 +201,31 @@ def _reason(said: Sequence[str], tail: Sequence[str]) -> str:
     return tail[-1].strip()[:200] if tail and tail[-1].strip() else "no reason was printed"
 
 
-def why_no_device(session: Session, base: str, devices: Sequence[str]) -> str:
-    """Why this engine's builder gives a RUN step no GPU; empty when it does.
+def without_links(dockerfile: bytes) -> bytes:
+    """The Dockerfile with plain copies: the same files, in layers that depend on what lies below."""
+    return dockerfile.replace(b"COPY --link ", b"COPY ")
 
-    It needs buildx 0.22, the Dockerfile frontend 1.27, a BuildKit that grants the entitlement, and CDI. Nothing tells
-    the frontend's version, so the builder is given a step to build.
+
+def pin_contexts(dockerfile: bytes, contexts: Mapping[str, Path]) -> tuple[bytes, dict[str, Path]]:
+    """The Dockerfile and its contexts under names of their content: `plan` becomes `plan-<12 digits>`.
+
+    BuildKit keeps what it received for a local context and, at the next build, receives only what changed into the same
+    folder. A directory in which something changed then carries the time of that moment, whatever time was sent (seen:
+    Engine 26.1.5), and the layer differs. A context that has another name for other content is received anew.
     """
-    from pipeline.daemon import buildx
-
-    version = buildx.version()
-    if version < buildx.DEVICE:
-        have, need = (".".join(map(str, one)) for one in (version, buildx.DEVICE[:2]))
-        return f"buildx is {have}; `--allow device` came with {need}"
-    flags = " ".join(f"--device={name}" for name in devices)
-    text = f"FROM {base}\nRUN {flags} --network=none : {secrets.token_hex(4)} && {_LOOK}\n"
-    with tempfile.TemporaryDirectory(prefix="device-") as folder:
-        (Path(folder) / "Dockerfile").write_text(text, encoding="utf-8")
-        words = ["docker", "buildx", "build", "--progress=plain", "--output=type=cacheonly", *ALLOW, folder]
-        try:
-            run(words, env=buildx.environment(session.engine), log=session.log, timeout=_PROBE_TIMEOUT)
-        except ProcessFailed as error:
-            return refusal(error.details)
-    return ""
+    names = {name: f"{name}-{stat_digest(place)[:12]}" for name, place in contexts.items()}
+    text = _FROM.sub(lambda m: m[1] + names.get(m[2].decode(), m[2].decode()).encode(), dockerfile)
+    return text, {names[name]: place for name, place in contexts.items() if names[name].encode() in text}
 
 
-def refusal(said: Sequence[str]) -> str:
-    """A builder's refusal of `RUN --device` in plain words."""
-    errors = [match[1] for line in said if (match := _ERROR_LINE.match(line))]
-    last = errors[-1] if errors else (said[-1] if said else "no reason was printed")
-    if "unknown flag: device" in last:
-        return "the engine's Dockerfile frontend does not know `RUN --device`, which 1.27 does"
-    if "entitlement" in last or "not allowed" in last:
-        return f"the builder does not grant devices: {last[:200]}"
-    return "a step was given the device and saw no GPU" if "exit code: 1" in last else last[:200]
+def stat_digest(place: Path) -> str:
+    """Over paths, sizes, modes and times below a folder: what BuildKit itself compares."""
+    return sha256_json(sorted(_rows(place)))
+
+
+def _rows(place: Path) -> Iterator[list[object]]:
+    for folder, names, files in os.walk(place):
+        for one in (*names, *files):
+            path = Path(folder) / one
+            stat = path.lstat()
+            yield [str(path.relative_to(place)), stat.st_mode, stat.st_size * path.is_file(), stat.st_mtime_ns]

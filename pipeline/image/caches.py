@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from pipeline import log
 from pipeline.cache.difference import Side, difference
-from pipeline.cache.otherkeys import how_many_more, told, with_other_keys
-from pipeline.cache.read import read_cache
 from pipeline.cache.store import check_root
 from pipeline.cache.tree import Stored, sums
-from pipeline.cache.union import merge_files
-from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import CacheRefused
-from pipeline.contract.files import json_bytes, write_json
 from pipeline.contract.key import Key
-from pipeline.contract.manifest import FileFacts, Manifest
-from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
+from pipeline.contract.manifest import Manifest
 
 _SHOWN = 20
 
@@ -65,36 +57,9 @@ def check_flashinfer(keys: Sequence[Stored], installed: str, *, hint: str) -> No
 
 
 def copy_below(one: Stored, root: Path) -> Manifest:
-    """Copy a key to its place below a cache root, with the second keys that it may lack; return its manifest there.
-
-    Caches from before entries were also written under second keys (`pipeline.cache.otherkeys`) get these now: servers
-    that ask with the second key would find nothing else. The entries are those that the tuner itself writes there.
-    """
-    place = root / str(one.key)
-    shutil.copytree(one.path, place)
-    file, before = read_cache(place / CACHE_FILE), manifest_of(one)
-    more = how_many_more(file.entries)
-    if not more:
-        return before
-    owners = dict(before.owners)
-    entries = with_other_keys(file.entries, owners)
-    data = json_bytes(merge_files([(str(one.key), replace(file, entries=entries))]))
-    ranks = [
-        replace(rank, entries=sum(1 for key in entries if rank.rank in owners.get(key, (rank.rank,))))
-        for rank in before.ranks
-    ]
-    note = f"{told(more)}: written when it was baked, since the cache is from before the tuner did so"
-    log.note(f"{one.key}: {note}")
-    after = replace(
-        before,
-        owners=owners,
-        ranks=tuple(ranks),
-        files={**before.files, CACHE_FILE: FileFacts(len(data), sha256_bytes(data))},
-        notes=(*before.notes, note),
-    )
-    (place / CACHE_FILE).write_bytes(data)
-    write_json(place / MANIFEST_FILE, after.to_json())
-    return after
+    """Copy a key to its place below a cache root; return its manifest."""
+    shutil.copytree(one.path, root / str(one.key))
+    return manifest_of(one)
 
 
 def _clash(one: Stored, two: Stored) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.contract.errors import UsageError
@@ -54,7 +54,6 @@ class Gpus:
     devices: tuple[str, ...] = (_CDI_ALL,)
     driver: str = ""
     gpus: tuple[Gpu, ...] = ()
-    processes: tuple[str, ...] = field(default=())  # names of processes that hold memory on a GPU
     cuda: tuple[int, int] | None = None
 
     @property
@@ -117,7 +116,7 @@ def offered(engine: Engine, *, wanted: str = "") -> Gpus:
 
 
 def check(found: Gpus, ranks: int, *, require_idle: bool) -> list[str]:
-    """Refuse GPUs that cannot serve this plan; return warnings about those that can but may lie.
+    """Refuse GPUs that cannot serve this plan; return warnings where timings may be unreliable.
 
     All that a container sees counts, not the first `ranks` of them: CUDA orders GPUs by their speed, nvidia-smi by bus.
     """
@@ -150,11 +149,10 @@ def check(found: Gpus, ranks: int, *, require_idle: bool) -> list[str]:
     if busy and require_idle:
         raise UsageError(
             f"{len(busy)} of the GPUs are in use: {busy[0]}",
-            details=[*busy, *found.processes],
-            hint="end those processes; without --require-idle the timings are unreliable",
+            details=busy,
+            hint="`nvidia-smi` on that host shows by whom; without --require-idle the timings are unreliable",
         )
     warnings = [f"{line}: timings are unreliable (REQUIRE_IDLE=1, --require-idle, refuses)" for line in busy]
-    warnings += list(found.processes if busy else ())
     return warnings + [
         f"{gpu.name} is in MIG mode: a slice is tuned, and its cache is for that slice only (GPUS= chooses one)"
         for gpu in slices
@@ -177,9 +175,11 @@ def check_driver(found: Gpus, needed: str) -> None:
     )
 
 
-_REGENERATE = "`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
-# runc's words, for files, device files and hooks of a CDI specification that was made before a driver's update.
-_GONE = ("error mounting", "failed to stat CDI host device", "error running hook", "error running createContainer hook")
+# In what an engine, runc, NVIDIA's runtime or a CDI specification says when it cannot give a container its GPUs.
+_OF_GPUS = (
+    "nvidia-container-cli", 'runtime "nvidia"', "CDI", "could not select device driver", "unsatisfied condition: cuda",
+    "error mounting", "error running",
+)  # fmt: skip
 
 
 def refused_by_engine(image: str, offer: Gpus, said: str) -> UsageError | None:
@@ -187,35 +187,11 @@ def refused_by_engine(image: str, offer: Gpus, said: str) -> UsageError | None:
 
     `said` is the engine's own message.
     """
-    if "unsatisfied condition: cuda" in said:  # NVIDIA's runtime reads NVIDIA_REQUIRE_CUDA of the image
-        return UsageError(
-            f"the host's driver is too old for base image {image}: {said[said.index('unsatisfied') :][:120]}",
-            hint="update the driver, or choose a BASE_IMAGE made for an older CUDA",
-        )
-    if "nvidia-container-cli" in said:
-        why = said[said.index("nvidia-container-cli") :][:200]
-        unknown = "unknown device" in why
-        what = "the engine has no such GPU" if unknown else "NVIDIA's runtime cannot give a container"
-        works = "`nvidia-smi` on the engine's host must work; after an update of the driver, restart that host"
-        return UsageError(
-            f"{what}: {why}" if unknown else f"{what} {offer.named or 'its GPUs'}: {why}",
-            hint="`nvidia-smi -L` on its host lists them" if unknown else works,
-        )
-    missing = "not found" in said or "no such file" in said.lower()
-    if offer.access != "none" and missing and any(words in said for words in _GONE):
-        at = min(said.index(words) for words in _GONE if words in said)
-        return UsageError(
-            f"the engine cannot give a container {offer.named or 'its GPUs'}: {said[at:][:200]}",
-            hint=f"its CDI specification is older than its driver: {_REGENERATE} makes it anew",
-        )
-    if "CDI" in said:
-        return UsageError(
-            f"the engine cannot give a container {offer.named}: {said[:200]}",
-            hint=f"`docker info` lists its CDI devices, {_REGENERATE} makes them; see GPUS=",
-        )
-    if 'runtime "nvidia"' not in said and "could not select device driver" not in said:
+    at = min((said.index(words) for words in _OF_GPUS if words in said), default=-1)
+    if offer.access == "none" or at < 0:
         return None
     return UsageError(
-        f"the engine cannot give a container its GPUs: {said[:200]}",
-        hint="install NVIDIA's container toolkit on the engine's host (`nvidia-ctk cdi generate`)",
+        f"the engine cannot give a container of {image} {offer.named or 'its GPUs'}: {said[at:][:200]}",
+        hint="`docker run --rm --gpus all IMAGE nvidia-smi` must work there; after an update of the driver restart "
+        "the host, or `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`; `docker info` lists its devices",
     )

@@ -1,12 +1,18 @@
-"""Names and labels of images."""
+"""Names and labels of images, and the step `tag`: a name for a verified image, taken from nobody."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from pipeline import log
 from pipeline.contract.errors import UsageError
 from pipeline.contract.manifest import Manifest
+
+if TYPE_CHECKING:
+    from docker import DockerClient
 
 PREFIX = "io.github.tuned-image-pipeline"
 KEY = f"{PREFIX}.key"  # FlashInfer's keys that were baked with this image, by commas
@@ -59,3 +65,36 @@ def gpu_of(manifests: Sequence[Manifest]) -> str:
     """What the keys were tuned on: the GPUs' names without the vendor's, or `cpu-<machine>`."""
     found = [m.record.host.gpus[0].removeprefix("NVIDIA ") if m.record.host.gpus else m.record.arch for m in manifests]
     return "-".join(dict.fromkeys(found))
+
+
+def check_free(client: DockerClient, repository: str, tag: str) -> str:
+    """The id of our own image that has this name, empty where nobody has; raise `UsageError` where another has it."""
+    from docker.errors import ImageNotFound
+
+    name = f"{repository}:{tag}"
+    try:
+        image = client.images.get(name)
+    except ImageNotFound:
+        return ""
+    if INPUTS not in image.labels and KEY not in image.labels:
+        raise UsageError(
+            f"{name} is the name of another image, which this pipeline did not make",
+            hint=f"choose another IMAGE= (--image), or free the name: docker rmi {name}",
+        )
+    return str(image.id)
+
+
+def tag(client: DockerClient, image: str, repository: str, name: str) -> str:
+    """Give an image its name. One of ours that had it is removed where nothing else names or uses it."""
+    from docker.errors import ImageNotFound
+
+    from .session import drop_image
+
+    before = check_free(client, repository, name)
+    client.images.get(image).tag(repository, name)
+    if before and before != str(client.images.get(image).id):
+        log.note(f"{repository}:{name} was {before[:19]}… until now")
+        with contextlib.suppress(ImageNotFound):
+            if not client.images.get(before).tags:  # by its id the engine would also remove the only other name
+                drop_image(client, before)
+    return f"{repository}:{name}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,6 @@ from pipeline.contract.digest import sha256_json
 from pipeline.contract.errors import BuildError, PipelineError, UsageError
 from pipeline.contract.files import write_json
 from pipeline.contract.processor import count_processors, parse_cpuinfo
-from pipeline.run import ProcessFailed, run
 
 from .base import Base
 from .containers import ContainerSpec, run_one
@@ -138,8 +136,6 @@ def probe(session: Session, base: Base, offer: Gpus) -> tuple[BaseFacts, Gpus]:
     facts, gpus = _probe(session.client, base.reference, offer)
     if offer.access == "none":
         write_json(place, asdict(facts))
-    if any(gpu.busy for gpu in gpus.gpus) and session.engine.local:
-        gpus = replace(gpus, processes=_processes())
     return facts, gpus
 
 
@@ -201,19 +197,6 @@ def read_gpus(found: Mapping[str, Any], offer: Gpus) -> Gpus:
     major, minor = found.get("driver_cuda") or (0, 0)
     cuda = (int(major), int(minor)) if major else None
     return replace(offer, driver=rows[0][4] if rows else "", gpus=gpus, cuda=cuda)
-
-
-def _processes() -> tuple[str, ...]:
-    """Who uses memory of a GPU, asked on this host: in a container's PID namespace nvidia-smi names no process."""
-    words = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits"]
-    if shutil.which("nvidia-smi") is None:
-        return ()
-    try:
-        lines = run(words, capture=True, timeout=30).stdout.splitlines()
-    except ProcessFailed:
-        return ()
-    rows = [[word.strip() for word in line.split(",")] for line in lines]
-    return tuple(f"process {row[0]} ({row[1]}) uses {row[2]} MiB" for row in rows if len(row) == 3)
 
 
 def _refusal(image: str, offer: Gpus, said: str) -> PipelineError:

@@ -30,7 +30,7 @@ from .containers import ANYBODY, ContainerSpec, Ended, created, run_all, run_one
 from .contexts import tuner_into
 from .gpus import Gpus
 from .modules import WORKSPACE
-from .names import MODULES
+from .names import KEY, MODULES
 from .producer import Proof
 
 if TYPE_CHECKING:
@@ -131,10 +131,13 @@ def prove(client: DockerClient, image: str, here: Here, *, level: Level, timeout
         keys, findings = read_keys(client, image, Path(temporary) / "root")
         found = [(one.manifest, sha256_file(one.path / MANIFEST_FILE)) for one in keys if one.manifest is not None]
     sheet.findings += findings
+    labels = client.images.get(image).labels
+    lost = set(filter(None, labels.get(KEY, "").split(","))) - {str(one.key) for one in keys}
+    sheet.findings += [f"the key {key} is in the image's label, and not in the image" for key in sorted(lost)]
     sheet.count("keys", len(keys))
     manifests = [manifest for manifest, _ in found]
     sheet.count("covered", sum(len(manifest.covered) for manifest in manifests))
-    named = str(client.images.get(image).labels.get(MODULES, ""))
+    named = str(labels.get(MODULES, ""))
     modules = [name for name in named.split(",") if name]
     sheet.findings += _module_findings(client, image, manifests, modules)
     sheet.count("modules", len(modules))

@@ -1,22 +1,37 @@
-"""What the user asked for, once, frozen: every later step reads it and none changes it."""
+"""The arguments that `build`, `tune` and `release` share, and the request that they make: what the user asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pipeline.cache.store import check_root
 from pipeline.cache.tree import Stored
+from pipeline.contract.commandline import budget, path, seconds
+from pipeline.contract.errors import CacheRefused, UsageError
 from pipeline.contract.plan import Plan
+from pipeline.flashinfer.gpus import find_arch
+from pipeline.flashinfer.leader import check_leader
+from pipeline.planning.cli import MODEL_HELP, add_options, plan_from
 from pipeline.planning.ops import Target
 
-TuneIn = Literal["", "stage", "container", "import"]
+from .caches import collect, manifest_of
+from .names import check_image_name
+from .servers import check_words
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SERVERS = ("vllm", "sglang")
 
 
 @dataclass(frozen=True)
 class Request:
-    """One `pipeline build`. `root` is the checkout; all timeouts are seconds; empty means unset.
+    """One `pipeline build`, made once: every later step reads it and none changes it.
+
+    `root` is the checkout; all timeouts are seconds; empty means unset.
 
     `plan` makes the plan for a target, and for a FlashInfer version where the base brings its own. `first` is the plan
     that it gave before anything was known of engine and base: what is wrong with the model was said by then. It is None
@@ -38,7 +53,7 @@ class Request:
     resume: bool = True  # from what an interrupted tuning had finished; never when tuning again on purpose
     previous: Path | None = None
     caches: tuple[Stored, ...] = ()  # keys to bake instead of tuning, checked
-    tune_in: TuneIn = ""
+    tune_in: Literal["", "stage", "container"] = ""
     tune_options: tuple[str, ...] = ()  # for the tuner
     gpus: str = ""
     require_idle: bool = False
@@ -47,3 +62,226 @@ class Request:
     tune_timeout: float = 7200.0
     device_timeout: float = 3600.0  # how long to wait for another run that times the same devices
     store: str = ""  # image store of an engine that has to be started
+    install: bool = True  # torch and FlashInfer, where the base has none
+
+
+def _roots(text: str) -> tuple[Path, ...] | None:
+    """Directories separated by commas; None where there are only commas."""
+    found = tuple(Path(word.strip()) for word in text.split(",") if word.strip())
+    return found or (None if text.strip() else ())
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+
+
+def add_build_options(parser: argparse.ArgumentParser) -> None:
+    """Add the planning options, and all that decides how the caches are made."""
+    add_options(parser)
+    group = parser.add_argument_group("image")
+    group.add_argument("--base-image", default="", metavar="REF", help="build on this image, not on the pinned base")
+    group.add_argument(
+        "--accept-base-versions", action="store_true", help="record a base's own versions, do not compare"
+    )
+    group.add_argument("--retune", action="store_true", help="warm up again although the store has these caches")
+    group.add_argument("--cache", type=_roots, default=(), metavar="DIR,…", help="bake these caches, tune nothing")
+    group.add_argument("--no-bake-jit", action="store_true", help="leave compiled modules out of the image")
+    group.add_argument(
+        "--store",
+        choices=("classic", "containerd"),
+        default="",
+        help="image store of a Docker Engine that is started for this (default: as last time)",
+    )
+    server = parser.add_argument_group("server")
+    server.add_argument("--server", default="", choices=SERVERS, help="let this server's own start warm up")
+    server.add_argument("--server-args", default="", metavar="ARGS", help="the arguments that it will serve with")
+    server.add_argument("--server-env", default="", metavar="N=V …", help="the variables that it will serve with")
+    tuning = parser.add_argument_group("tuning")
+    tuning.add_argument("--no-resume", action="store_true", help="do not resume an interrupted tuning")
+    tuning.add_argument("--previous", type=path, metavar="DIR", help="an existing cache root to start from")
+    tuning.add_argument(
+        "--tune-in",
+        default="",
+        choices=("stage", "container"),
+        help="where the ranks run (default: by what the engine can do)",
+    )
+    tuning.add_argument(
+        "--gpus", default="", metavar="LIST", help="GPUs by number or CDI name: 0,1 or nvidia.com/gpu=all"
+    )
+    tuning.add_argument("--require-idle", action="store_true", help="refuse GPUs that other processes use")
+    tuning.add_argument("--timeout", type=seconds, default=300, metavar="S", help="of one collective between ranks")
+    tuning.add_argument(
+        "--tune-max-wait",
+        type=seconds,
+        default=7200,
+        metavar="S",
+        help="timeout of the whole warm-up (the classic builder knows none)",
+    )
+    tuning.add_argument(
+        "--device-max-wait", type=seconds, default=3600, metavar="S", help="how long to wait for another run's devices"
+    )
+    tuning.add_argument(
+        "--strategy",
+        default="",
+        choices=("synchronized", "leader", "independent", "sharded"),
+        help="how the ranks share the work (default: the best that this FlashInfer allows)",
+    )
+    tuning.add_argument(
+        "--compare", default="", choices=("on", "off"), help="compare each choice with the default (default: on)"
+    )
+    tuning.add_argument("--compare-budget", type=budget, metavar="S", help="seconds of comparing per op and bucket")
+    tuning.add_argument(
+        "--workers", choices=[str(n) for n in range(9)], metavar="N", help="processes that compare beside each rank"
+    )
+
+
+def add_result_options(parser: argparse._ActionsContainer) -> None:
+    """Add the name of the image, the timeout of its verify, and `--json`."""
+    parser.add_argument("--image", default="", metavar="NAME", help="name of the image (default: by model and inputs)")
+    parser.add_argument(
+        "--startup-max-wait", type=seconds, default=1200, metavar="S", help="timeout of start and replay at verify"
+    )
+    parser.add_argument("--json", action="store_true", help="the outcome as JSON on stdout")
+
+
+def request_to_add(image: str, roots: Sequence[Path], *, name: str, timeout: float) -> Request:
+    """The request to add the keys below `roots` to `image`: what is built on is there, and nothing is tuned."""
+    caches = collect(roots)
+    plan = manifest_of(caches[0]).plan
+    return Request(
+        root=ROOT,
+        model=plan.model,
+        plan=lambda _target, _version: plan,
+        first=plan,
+        device=plan.device,
+        base_image=image,
+        accept_base_versions=True,
+        image=name,
+        caches=caches,
+        bake_jit=False,
+        startup_timeout=timeout,
+        install=False,
+    )
+
+
+def request_from(arguments: argparse.Namespace) -> Request:
+    """Check every setting and make the plan; nothing was started before this returns."""
+    image = getattr(arguments, "image", "")
+    check_image_name(image)
+    _check_clashes(arguments)
+    previous = _check_previous(arguments.previous)
+    caches = collect(arguments.cache) if arguments.cache else ()
+    asked = copy.copy(arguments)
+    if caches and not asked.device.strip() and not asked.arch.strip():
+        # Caches say by their paths what they were tuned on: no GPU need be here.
+        gpus = sorted({one.key.arch for one in caches if not one.key.arch.startswith("cpu-")})
+        asked.device, asked.arch = ("cuda", gpus[0]) if gpus else ("cpu", "")
+    device = asked.device.strip().lower() or ("cuda" if find_arch(asked.arch) else "")
+
+    def plan(target: Target | None, version: str) -> Plan:
+        words = copy.copy(asked)
+        if version and not words.flashinfer_version.strip():
+            words.flashinfer_version = version
+        return plan_from(words, ROOT, default=target)
+
+    first = None
+    if arguments.server:
+        check_words(arguments.server, arguments.server_args, arguments.server_env, arguments.model, ROOT)
+    else:
+        first = plan(Target("cuda", "90a") if device == "cuda" else None, "")
+        if not caches:
+            check_leader(arguments.strategy, first)
+    return Request(
+        root=ROOT,
+        model=arguments.model,
+        plan=None if arguments.server else plan,
+        first=first,
+        server=arguments.server,
+        server_args=arguments.server_args,
+        server_env=arguments.server_env,
+        device=device,
+        base_image=arguments.base_image,
+        accept_base_versions=arguments.accept_base_versions,
+        image=image,
+        retune=arguments.retune,
+        resume=not arguments.no_resume,
+        previous=previous,
+        caches=caches,
+        tune_in=arguments.tune_in,
+        tune_options=() if arguments.server else _tuner_words(arguments),
+        gpus=arguments.gpus,
+        require_idle=arguments.require_idle,
+        bake_jit=not arguments.no_bake_jit,
+        startup_timeout=float(getattr(arguments, "startup_max_wait", 1200)),
+        tune_timeout=float(arguments.tune_max_wait),
+        device_timeout=float(arguments.device_max_wait),
+        store=arguments.store,
+    )
+
+
+_OF_THE_TUNER = (
+    "strategy", "compare", "compare_budget", "workers", "previous", "tune_in", "no_resume", "ops", "skip_ops",
+    "buckets", "backends", "max_tokens", "round_up", "no_bake_jit", "tp", "ep", "pp", "dp",
+)  # fmt: skip
+
+
+def _check_clashes(arguments: argparse.Namespace) -> None:
+    """Raise `UsageError` for options that exclude each other."""
+    if arguments.cache is None:
+        raise UsageError("CACHE= names no directory", hint="CACHE=dir or CACHE=dir1,dir2: roots above <version>/")
+    if arguments.cache and (arguments.retune or arguments.tune_in):
+        raise UsageError("CACHE= bakes what was tuned elsewhere, and you asked to tune", hint="leave one of them out")
+    if not arguments.server:
+        if arguments.server_args or arguments.server_env:
+            raise UsageError("SERVER_ARGS and SERVER_ENV need SERVER=", hint=f"SERVER={' or SERVER='.join(SERVERS)}")
+        return
+    if arguments.cache:
+        raise UsageError("CACHE= bakes what was tuned elsewhere, and SERVER= warms up", hint="leave one of them out")
+    if not arguments.base_image:
+        _without_base(arguments)
+    given = [name for name in _OF_THE_TUNER if getattr(arguments, name)]
+    if given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UsageError(
+            f"a server warms up in its own way: {names} {'do' if len(given) > 1 else 'does'} not reach it",
+            hint="leave it out; what the server shall do belongs into SERVER_ARGS (--server-args)",
+        )
+
+
+def _without_base(arguments: argparse.Namespace) -> None:
+    """The base is a vLLM for CPUs then, and the words are those that it serves a small model with."""
+    from .servers import DEFAULT_ARGS
+
+    if arguments.device.strip().lower() not in ("", "cpu"):
+        raise UsageError(
+            f"SERVER={arguments.server} on a GPU needs BASE_IMAGE=: the image that will serve",
+            hint="BASE_IMAGE=vllm/vllm-openai:<version> or lmsysorg/sglang:<version>",
+        )
+    arguments.device = "cpu"
+    arguments.server_args = arguments.server_args or DEFAULT_ARGS
+
+
+def _check_previous(previous: Path | None) -> Path | None:
+    """Check the cache root that ranks shall start from; None stays None."""
+    if previous is None:
+        return None
+    if not previous.is_dir():
+        raise UsageError(f"{previous} is not a directory", hint="give the root above <flashinfer-version>/")
+    _, findings = check_root(previous)
+    if findings:
+        raise CacheRefused(
+            f"{previous} cannot be started from: {findings[0]}",
+            details=[str(finding) for finding in findings[:20]],
+            hint="leave PREVIOUS out to tune from nothing",
+        )
+    return previous
+
+
+def _tuner_words(arguments: argparse.Namespace) -> tuple[str, ...]:
+    words = ["--timeout", str(arguments.timeout)]
+    for name in ("strategy", "compare", "compare-budget", "workers"):
+        value = getattr(arguments, name.replace("-", "_"))
+        if value:
+            words += [f"--{name}", str(value)]
+    return tuple(words)

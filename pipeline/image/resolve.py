@@ -17,18 +17,16 @@ from pipeline.planning.ops import Target
 from pipeline.versions import Versions, load
 
 from . import base as bases
-from . import cpu_server
 from .caches import check_flashinfer, manifest_of
 from .contexts import FIXED_TIME, Destination, Staging, tuner_content
 from .gpus import Gpus, check, check_driver, offered
-from .names import split
+from .names import INPUTS, KEY, check_free, split
 from .probe import BaseFacts, destinations, probe
 from .producer import Producer
 from .replay import Here
 from .request import Request
-from .servers import make
+from .servers import make, obtain_cpu_base
 from .session import Session
-from .tag import check_free
 from .tuner import Recipe, TuneProducer
 from .wheels import COMPILER, CPU, CUDA, ensure_wheelhouse
 
@@ -72,7 +70,7 @@ def resolve(request: Request, session: Session) -> Inputs:
         check_free(session.client, *split(request.image))
     offer = _offer(request, session)
     if request.server and not request.base_image:
-        base = cpu_server.obtain_base(request, session, versions)
+        base = obtain_cpu_base(request, session, versions)
     else:
         base = bases.obtain(
             session, wanted=request.base_image, default=versions["BASE_IMAGE"], suite=versions["DEBIAN_SUITE"]
@@ -92,6 +90,10 @@ def _for_plan(ground: _Ground) -> Inputs:
     if facts.complete:
         _check_versions(facts, ground.versions, request)
     _check_flashinfer(plan, request.caches, installed)
+    baked = (base.config.get("Labels") or {}).get(KEY, "").split(",")
+    twice = [str(one.key) for one in request.caches if str(one.key) in baked]
+    if twice:
+        raise UsageError(f"{base.reference} has {twice[0]} already", hint="`pipeline build … --retune` makes it again")
     _announce(plan)
     if plan.device == "cuda" and not request.caches:
         _check_gpus(gpus, plan.layout.world, facts.cuda if facts.complete else ground.versions["CUDA_VERSION"], request)
@@ -102,7 +104,6 @@ def _for_plan(ground: _Ground) -> Inputs:
         plan=plan,
         recipe=recipe,
         base=base.image_id,
-        base_name=base.reference,
         gpus=gpus if plan.device == "cuda" else Gpus(),
         here=ground.here,
         options=request.tune_options,
@@ -228,7 +229,8 @@ def _check_flashinfer(plan: Plan, caches: Sequence[Stored], installed: str) -> N
         check_flashinfer(
             caches,
             installed,
-            hint="leave CACHE out to tune again; or a BASE_IMAGE with that FlashInfer and ACCEPT_BASE_VERSIONS=1",
+            hint="FlashInfer ignores it there: tune with the image's own; or a BASE_IMAGE with that FlashInfer and "
+            "ACCEPT_BASE_VERSIONS=1",
         )
     elif plan.flashinfer_version.partition("+")[0] != installed.partition("+")[0]:
         raise UsageError(
@@ -240,13 +242,21 @@ def _check_flashinfer(plan: Plan, caches: Sequence[Stored], installed: str) -> N
 def _recipe(ground: _Ground, device: str) -> Recipe:
     """Which Dockerfile builds the image, and which wheels go in.
 
+    none      the base is an image of ours, to which only caches are added
     overlay   the base brings torch and FlashInfer: nothing is installed
     cpu       any base with Python: CPU wheels
     cuda      any base with Python: CUDA from wheels, and a C++ compiler beside it for the stage that tunes
     """
     request, session, base, facts = ground.request, ground.session, ground.base, ground.facts
+    if request.caches and (base.config.get("Labels") or {}).get(INPUTS):  # all but the caches is there already
+        return Recipe(b"ARG BASE_IMAGE\nFROM ${BASE_IMAGE} AS final\n", {}, _common(base))
     if facts.complete:
         return _overlay(ground)
+    if not request.install:
+        raise UsageError(
+            f"{base.reference} has no torch and FlashInfer: nothing in it would use a cache",
+            hint=f"`pipeline build MODEL --base-image {base.reference} --cache DIR` installs them too",
+        )
     locks, common = request.root / "requirements", _common(base)
     contexts = {"code": Staging(session.home).code(ground.code)}
     if device == "cpu":

@@ -11,23 +11,21 @@ from typing import Any
 from pipeline.contract.manifest import Manifest
 from pipeline.contract.verdict import Verdict
 
-from . import store
 from .bake import bake, manifests_of
 from .buildx import Built
 from .clean import bound
-from .names import split, usual_name
+from .names import split, tag, usual_name
 from .producer import WarmUp
 from .request import Request
 from .resolve import Inputs, device_of, resolve
 from .session import Session, open_session
-from .tag import tag
 from .verify import verify
-from .warm_up import build, warm_up
+from .warm_up import build, find_entry, warm_up
 
 _REMEDY = "no image was named; RETUNE=1 (--retune) makes the caches again"
 _REMEDY_IMPORTED = (
-    "no image was named; what CACHE gave was tuned elsewhere and does not fit here: leave CACHE out to tune, or give "
-    "what was tuned in an image of this base"
+    "no image was named; the caches were tuned elsewhere and do not fit here: tune, or give what was tuned in an image "
+    "of this base"
 )
 
 
@@ -124,7 +122,7 @@ def build_image(request: Request) -> Outcome:
 def finish(request: Request, inputs: Inputs, session: Session, clock: Clock | None = None) -> Finished:
     """From inputs to a verified image without a name. Raise the failed step's error; no image is left then."""
     clock = clock or Clock()
-    warm = None if request.retune else store.find(session.home, inputs.digest)
+    warm = None if request.retune else find_entry(session.home, inputs.digest)
     reused = warm is not None
     if warm is None:
         with clock.measure("build"):
@@ -153,7 +151,7 @@ def warm_up_only(request: Request) -> tuple[Inputs, WarmUp, bool]:
     """Everything up to the warm-up in the host's store: what `pipeline tune` does. The last says that it was there."""
     with open_session("tune", store=request.store) as session:
         inputs = resolve(request, session)
-        warm = None if request.retune else store.find(session.home, inputs.digest)
+        warm = None if request.retune else find_entry(session.home, inputs.digest)
         if warm is not None:
             return inputs, warm, True
         return inputs, warm_up(inputs, build(inputs), request, session), False

@@ -1,6 +1,6 @@
 """Three ways to run the tuner, which leave the same folder.
 
-    stage       a RUN step of BuildKit's, with a GPU `RUN --device`
+    stage       a RUN step of BuildKit's, where no GPU is needed
     classic     a RUN step of the classic builder, where the engine's default runtime gives every container the GPUs
                 (BuildKit ignores that runtime)
     container   the tuner image as a container with the engine's GPUs, its folder copied out
@@ -29,7 +29,7 @@ from pipeline.contract.errors import BuildError, PipelineError, UsageError, Warm
 from pipeline.contract.places import CACHE_ROOT, ENV_WORKSPACE, PLAN_FILE, STATE_ROOT, TUNER_ROOT
 from pipeline.contract.scratch import scratch
 
-from .buildx import Build, build, why_no_device
+from .buildx import Build, build
 from .containers import SHM, ContainerSpec, created, follow, tar_of
 from .gpus import Gpus
 from .modules import WORKSPACE
@@ -38,44 +38,33 @@ from .session import LABEL, RUN, Session, drop_image
 if TYPE_CHECKING:
     from docker.models.containers import Container
 
-Form = Literal["stage", "device stage", "classic stage", "container"]
+Form = Literal["stage", "classic stage", "container"]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _PREVIOUS, _OUT = "/previous", "/out"
 _EVERY = 2.0  # seconds between two copies of finished ops at least
 
 
-def select(session: Session, wanted: str, *, device: str, gpus: Gpus, base: str) -> Form:
+def select(session: Session, wanted: str, *, device: str, gpus: Gpus) -> Form:
     """Choose a way to run the tuner and say why; raise `UsageError` where the wanted one cannot work."""
-    form, reason = _select(session, wanted, device=device, gpus=gpus, base=base)
+    form, reason = _select(session, wanted, device=device, gpus=gpus)
     log.note(f"tune in: {form} ({reason})")
     return form
 
 
-def _select(session: Session, wanted: str, *, device: str, gpus: Gpus, base: str) -> tuple[Form, str]:
+def _select(session: Session, wanted: str, *, device: str, gpus: Gpus) -> tuple[Form, str]:
     if wanted == "container":
         return "container", "as --tune-in says"
     if device == "cpu":
         return "stage", "no GPU is needed"
     if gpus.access == "default-runtime":
         return "classic stage", "the engine's default runtime is nvidia, which the classic builder honours"
-    lacks = "the engine knows no CDI device"
-    if gpus.access == "cdi":
-        lacks = why_no_device(session, base, gpus.devices)
-    if not lacks:
-        return "device stage", f"the builder gave a RUN step {gpus.named}"
     if wanted == "stage":
-        runtime = session.engine.default_runtime
-        other = (
-            "which it is here, but it gives a step every GPU: leave GPUS= out"
-            if runtime == "nvidia"
-            else f"which is {runtime or 'not known'} here"
-        )
+        runtime = session.engine.default_runtime or "another"
         raise UsageError(
-            f"TUNE_IN=stage: no builder of this engine gives a RUN step a GPU: {lacks}",
-            details=[f"the classic builder does where the engine's default runtime is nvidia, {other}"],
-            hint="TUNE_IN=container uses the engine's CDI devices or its nvidia runtime",
+            f"TUNE_IN=stage: a RUN step gets GPUs, all of them, where the default runtime is nvidia, not {runtime}",
+            hint="TUNE_IN=container uses the engine's CDI devices or its nvidia runtime; or leave GPUS= out",
         )
-    return "container", f"the engine gives containers its GPUs by {gpus.access}, and no build step: {lacks}"
+    return "container", f"the engine gives containers its GPUs by {gpus.access}, and no build step"
 
 
 @dataclass(frozen=True)
@@ -143,24 +132,22 @@ class Job:
     def run(self, form: Form, tuner: str, place: Path) -> None:
         """Fill `place` with what lies from `/` of the stage `tuned`. `tuner` is the id of the tuner image."""
         words = (*self.options, *self.unfinished.options())
-        if form in ("stage", "device stage"):
-            self._in_stage(words, place, self.gpus.devices if form == "device stage" else ())
+        if form == "stage":
+            self._in_stage(words, place)
         elif form == "classic stage":
             self._in_classic_stage(words, tuner, place)
         else:
             self._in_container(words, tuner, place)
 
-    def _in_stage(self, words: Sequence[str], place: Path, devices: tuple[str, ...]) -> None:
+    def _in_stage(self, words: Sequence[str], place: Path) -> None:
         """BuildKit's RUN step. A new TUNE_ATTEMPT each time keeps a failed step out of the build cache."""
         attempt = {
             "TUNE_ATTEMPT": secrets.token_hex(8),
             "TUNE_STATE": self.unfinished.place.name[:32],
             "TUNE_OPTIONS": " ".join(words),
         }
-        stage = replace(
-            self.stage, arguments={**self.stage.arguments, **attempt}, output=place, devices=devices,
-            shm_size=SHM if devices else 0, timeout=self.timeout,
-        )  # fmt: skip
+        arguments = {**self.stage.arguments, **attempt}
+        stage = replace(self.stage, arguments=arguments, output=place, timeout=self.timeout)
         build(self.session, stage, on_line=repeat)
 
     def _in_classic_stage(self, words: Sequence[str], tuner: str, place: Path) -> None:

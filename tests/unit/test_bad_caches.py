@@ -93,7 +93,7 @@ def test_a_gigabyte_is_explained_and_compared_in_bounded_memory(tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("words", [("--cache", "/no/such"), ("--cache", ","), ("--tune-in", "import")])
+@pytest.mark.parametrize("words", [("--cache", "/no/such"), ("--cache", ",")])
 def test_what_names_no_cache_is_a_usage_error(tmp_path: Path, words: tuple[str, ...]) -> None:
     done = pipeline(tmp_path, "build", "tiny", *words)
     assert done.returncode == 2 and "hint: " in done.stderr

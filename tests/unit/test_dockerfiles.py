@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.image.dockerfile import Layer, Runs, finished, with_devices
+from pipeline.image.bake import Layer, Runs, finished
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(path.name for path in (ROOT / "docker").glob("Dockerfile*"))
@@ -33,8 +33,6 @@ def test_hadolint_has_nothing_to_say(name: str) -> None:
         return
     layers = [Layer("cache-0", "/a"), Layer("cache-1", "/b/c", linked=False)]
     assert hadolint(finished(text, layers, {"A": "b$c d"}, Runs("1000:5", ("serve",), ("a",)))) == ""
-    # hadolint 2.15 does not know `--device` and takes the next flag for a command.
-    assert hadolint(with_devices(text, ("nvidia.com/gpu=all",)), "--ignore", "SC2215") == ""
 
 
 def test_hadolint_would_say_something() -> None:

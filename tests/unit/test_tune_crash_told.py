@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.contract.commandline import Parser, budget, seconds
 from pipeline.contract.errors import UsageError
-from pipeline.image.cli import add_build_options, add_model, request_from
+from pipeline.image.request import add_build_options, add_model, request_from
 from pipeline.image.runners import Unfinished
 from pipeline.tune.arguments import parser as tuner_parser
 from pipeline.tune.attempt import Attempt, Crash, read_crashes, write_crashes

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from pipeline.image.cli import add_result_options
+from pipeline.image.request import add_result_options
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -20,21 +20,20 @@ def execute(arguments: argparse.Namespace) -> int:
     """Check the caches, add them, verify, tag."""
     from contextlib import ExitStack
 
-    from pipeline import log
     from pipeline.commands.locations import opened
-    from pipeline.image.add import add_caches
     from pipeline.image.names import check_image_name, check_reference
-    from pipeline.image.report import verified
+    from pipeline.image.report import show
+    from pipeline.image.request import request_to_add
+    from pipeline.image.road import build_image
 
     check_reference(arguments.of)
     check_image_name(arguments.image)
     with ExitStack() as stack:
         roots = [stack.enter_context(opened(cache)) for cache in arguments.cache]
-        added = add_caches(arguments.of, roots, name=arguments.image, timeout=float(arguments.startup_max_wait))
+        timeout = float(arguments.startup_max_wait)
+        outcome = build_image(request_to_add(arguments.of, roots, name=arguments.image, timeout=timeout))
     if arguments.json:
-        json.dump(added.to_json(), sys.stdout, indent=2)
+        json.dump(outcome.to_json(), sys.stdout, indent=2)
         sys.stdout.write("\n")
-    for label, value in (("image", added.image), *(("key", key) for key in added.keys)):
-        log.line(f"{label:<14} {value}")
-    log.line(f"{'verified':<14} {verified(added.verdict)}")
+    show(outcome)
     return 0
