@@ -21,10 +21,10 @@ from pipeline.planning.ops import Target
 
 from .caches import collect, manifest_of
 from .names import check_image_name
-from .servers import check_words
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SERVERS = ("vllm", "sglang")
+_CPU_ARGS = "--model /mnt/models --max-model-len 512 --max-num-seqs 8"  # of the vLLM for CPUs
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def request_from(arguments: argparse.Namespace) -> Request:
 
     first = None
     if arguments.server:
-        check_words(arguments.server, arguments.server_args, arguments.server_env, arguments.model, ROOT)
+        _check_server(arguments)
     else:
         first = plan(Target("cuda", "90a") if device == "cuda" else None, "")
         if not caches:
@@ -251,15 +251,22 @@ def _check_clashes(arguments: argparse.Namespace) -> None:
 
 def _without_base(arguments: argparse.Namespace) -> None:
     """The base is a vLLM for CPUs then, and the words are those that it serves a small model with."""
-    from .servers import DEFAULT_ARGS
-
     if arguments.device.strip().lower() not in ("", "cpu"):
         raise UsageError(
             f"SERVER={arguments.server} on a GPU needs BASE_IMAGE=: the image that will serve",
             hint="BASE_IMAGE=vllm/vllm-openai:<version> or lmsysorg/sglang:<version>",
         )
     arguments.device = "cpu"
-    arguments.server_args = arguments.server_args or DEFAULT_ARGS
+    arguments.server_args = arguments.server_args or _CPU_ARGS
+
+
+def _check_server(arguments: argparse.Namespace) -> None:
+    """Raise `UsageError` for arguments, variables or a model that no base could serve: before anything is started."""
+    from pipeline.servers import words
+    from pipeline.servers.model import config_files
+
+    words.parse(arguments.server, arguments.server_args, arguments.server_env)
+    config_files(arguments.model, ROOT / "pipeline" / "models")
 
 
 def _check_previous(previous: Path | None) -> Path | None:

@@ -7,7 +7,6 @@ lock go in by a RUN step without network (docker/Dockerfile.vllm-cpu).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import log
@@ -21,26 +20,15 @@ from .contexts import FIXED_TIME
 from .gpus import Gpus
 from .probe import probe
 from .producer import Producer
+from .request import Request
 from .session import Session
 from .wheels import ensure_wheelhouse
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from .request import Request
-
-DEFAULT_ARGS = "--model /mnt/models --max-model-len 512 --max-num-seqs 8"  # of the base for CPUs
 _CPU_NAME, _CPU_LOCK = "tuned-image-pipeline/vllm-cpu", "vllm-cpu.txt"
 _IMAGES = {"vllm": "vllm/vllm-openai:<version>", "sglang": "lmsysorg/sglang:<version>"}
-
-
-def check_words(server: str, arguments: str, environment: str, model: str, root: Path) -> None:
-    """Raise `UsageError` for arguments, variables or a model that no base could serve: before anything is started."""
-    from pipeline.servers import words
-    from pipeline.servers.model import config_files
-
-    words.parse(server, arguments, environment)
-    config_files(model, root / "pipeline" / "models")
 
 
 def make(request: Request, base: Base, packages: Mapping[str, str]) -> Producer:
