@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -153,6 +153,32 @@ def offered(runners: Sequence[Any], inputs: list[Any]) -> tuple[tuple[int, Any],
     return tuple(
         (place, tactic) for place, runner in enumerate(runners) for tactic in runner.get_valid_tactics(inputs, None)
     )
+
+
+class _Asked(BaseException):
+    """The question was asked; the call need not go on. No `Exception`, which an op might take for its own."""
+
+
+def first_offer(call: Callable[[int], object], tokens: int) -> dict[str, list[Any]]:
+    """The tactics, as JSON values, that each runner offers to the first question of a call. Nothing runs on the device.
+
+    An op with several questions says nothing of the others, which follow from the same tensors.
+    """
+    tuner, found = importlib.import_module(MODULE).AutoTuner.get(), dict[str, list[Any]]()
+
+    def listen(_op: str, runners: list[Any], _config: Any, inputs: list[Any], **_: Any) -> Any:  # noqa: ANN401
+        for place, tactic in offered(runners, inputs):
+            found.setdefault(type(runners[place]).__name__, []).append(tactic_json(tactic))
+        raise _Asked
+
+    tuner.choose_one = listen
+    try:
+        call(tokens)
+    except _Asked:
+        pass
+    finally:
+        del tuner.choose_one
+    return found
 
 
 def prepare(question: Any, runner: int) -> None:  # noqa: ANN401 - a Question

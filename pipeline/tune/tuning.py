@@ -22,7 +22,6 @@ from .cpu_shim import cpu_clock
 from .guard import stops_rank
 from .keeping import keep
 from .ops import spec_of
-from .ops.question import offered
 from .ops.reference import seed_for
 from .session import Session, holders
 from .strategy import SHARDED, deal
@@ -111,7 +110,7 @@ def _prepare(session: Session, index: int, group: Any) -> tuple[int, ...]:  # no
                 key: sha256_json(one.answer().decode()) for key, one in held.items() if key not in elsewhere
             },
             "buckets to tune": list(todo),
-            "tactic lists": {str(bucket): offered(case, bucket) for bucket in todo},
+            "tactic lists": {str(bucket): flashinfer_api.first_offer(case.call, bucket) for bucket in todo},
         },
         f"before {op.name}",
         group,

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import moe_kernel
 import torch
@@ -26,13 +26,12 @@ from flashinfer.fused_moe import core
 from pipeline.contract.plan import OpPlan
 from pipeline.flashinfer.moe_keys import key_problems
 from pipeline.flashinfer.ops import TUNED_AS
-from pipeline.tune import flashinfer_api
-from pipeline.tune.ops import cuda, spec_of
-from pipeline.tune.ops.question import offered
+from pipeline.tune import flashinfer_api, ops
+from pipeline.tune.ops import spec_of
 from pipeline.tune.ops.trtllm import layer
 
 CPU = torch.device("cpu")
-cuda.capability = lambda _: 90
+ops.capability = lambda _: 90
 SHAPE = {"experts": 8, "local_experts": 4, "hidden": 256, "intermediate": 128, "top_k": 2, "tp": 1, "ep": 2}
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024)
 PLANS = [
@@ -119,11 +118,11 @@ def made(op: OpPlan) -> Any:
 def routed(case: Any, tokens: int) -> None:
     """The bf16 layer as it is called with chosen experts, packed, in place of logits."""
     core.trtllm_bf16_routed_moe(
-        topk_ids=torch.zeros(tokens, case._sizes.top_k, dtype=torch.int32),
-        hidden_states=case._activation(tokens),
-        gemm1_weights=case._laid[0],
-        gemm2_weights=case._laid[1],
-        **layer(case._op, case._sizes),
+        topk_ids=torch.zeros(tokens, case.sizes.top_k, dtype=torch.int32),
+        hidden_states=case.activation(tokens),
+        gemm1_weights=case.laid[0],
+        gemm2_weights=case.laid[1],
+        **layer(case.op, case.sizes),
     )
 
 
@@ -154,7 +153,7 @@ def cutlass_keys(here: str) -> dict[str, Any]:
         first = key(case.call, 8, at)
         keys = {tokens: key(case.call, tokens, at) for tokens in (*BUCKETS, *BETWEEN)}
         told.append({
-            "names": [name, stage, cast(Any, spec_of(MXFP4)).custom_ops[at]],
+            "names": [name, stage],
             "inputs": [list(one.shape) for one in inputs],
             "tactics": runner.get_valid_tactics(inputs, None),
             "answers": [next(bucket for bucket in BUCKETS if keys[bucket] == keys[tokens]) for tokens in BETWEEN],
@@ -164,7 +163,11 @@ def cutlass_keys(here: str) -> dict[str, Any]:
             "of bf16": key(made(PLAIN).call, 8, at) == first,
             "as SGLang": key(partial(unfused, case), 8, at) == first,
         })  # fmt: skip
-    return {"cutlass": told, "offered": dict(offered(case, 8)), "beside bf16": key_problems([PLAIN, MXFP4], here)}
+    return {
+        "cutlass": told,
+        "offered": flashinfer_api.first_offer(case.call, 8),
+        "beside bf16": key_problems([PLAIN, MXFP4], here),
+    }
 
 
 def main() -> None:
@@ -176,13 +179,13 @@ def main() -> None:
         keys = {tokens: key(case.call, tokens) for tokens in (*BUCKETS, *BETWEEN)}
         others = {what: replace(op, name="other", shape={**op.shape, what: size}) for what, size in OTHER.items()}
         told[op.op] = {
-            "names": [name, *TUNED_AS[op.op], *cast(Any, spec_of(op)).custom_ops],
+            "names": [name, *TUNED_AS[op.op]],
             "runner": type(runner).__name__,
             "keys": len({keys[bucket] for bucket in BUCKETS}),
             "answers": [next(bucket for bucket in BUCKETS if keys[bucket] == keys[tokens]) for tokens in BETWEEN],
             "told apart": sorted(what for what, other in others.items() if key(made(other).call, 8) != keys[8]),
             "clashes": sorted(what for what, other in others.items() if key_problems([op, other], here)),
-            "tactics": dict(offered(case, 8)),
+            "tactics": flashinfer_api.first_offer(case.call, 8),
             "asked": asked[-1],
         }
         if op.op == "trtllm_fp4_block_scale_moe":

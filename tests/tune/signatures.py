@@ -9,22 +9,26 @@ from __future__ import annotations
 import inspect
 import json
 import os
+from dataclasses import replace
 from typing import Any
 
 import flashinfer
 import moe_kernel
 import torch
 from flashinfer import fused_moe
+from flashinfer.autotuner import AutoTuner
+from flashinfer.gemm import gemm_base
 
+from pipeline.cache.otherkeys import other_keys, other_shapes
 from pipeline.contract.plan import Layout, OpPlan, Plan
-from pipeline.flashinfer.features import PROCESS_GROUP
-from pipeline.tune import device, flashinfer_api, jit
-from pipeline.tune.ops import cuda, spec_of
-from pipeline.tune.ops.fp4 import values
-from pipeline.tune.ops.moe import route, sizes
+from pipeline.flashinfer.ops import BACKENDS
+from pipeline.tune import device, flashinfer_api, jit, ops
+from pipeline.tune.ops import cutlass, gemm, spec_of
+from pipeline.tune.ops.reference import values
 
 CPU = torch.device("cpu")
-cuda.capability = lambda _: 90
+HERE = [90]
+ops.capability = cutlass.capability = gemm.capability = lambda _: HERE[0]
 MOE = {"experts": 8, "local_experts": 4, "hidden": 256, "intermediate": 128, "top_k": 2, "tp": 1, "ep": 2}
 BF16 = {"a": "bfloat16", "b": "bfloat16", "out": "bfloat16"}
 FP8 = {"a": "float8_e4m3fn", "b": "float8_e4m3fn", "out": "bfloat16"}
@@ -74,25 +78,21 @@ def listen(op: str) -> dict[str, Any]:
 
 def layer(case: Any, op: OpPlan, tokens: int) -> torch.Tensor:
     """A MoE layer, token by token, in float32."""
-    s = sizes(op)
-    chosen, share = route(op, tokens, CPU, case._seed)
+    s = case.sizes
+    chosen, share = case.routed(tokens)
     if op.op.startswith("trtllm"):
         share = torch.full_like(share, 1 / s.top_k)
-    x = case._activation(tokens)
+    x = case.activation(tokens)
     x = values(x) if x.dtype == torch.uint8 else x.float()
-    up, down = case._weights
-    if up.dtype == torch.uint8:
-        up, down = values(up), values(down)
-    if up.dtype != torch.bfloat16:
-        up, down = up.float() * case._scales[0], down.float() * case._scales[1]
-    out = torch.zeros(tokens, s.hidden)
+    up, down = case.weights
+    out = torch.zeros(tokens, len(down[0]))
     for token in range(tokens):
         for k in range(s.top_k):
             expert = int(chosen[token, k]) - s.first
             if 0 <= expert < s.local:
-                first = up[expert].float() @ x[token]
+                first = up[expert] @ x[token]
                 h = first[: s.inner] * torch.nn.functional.silu(first[s.inner :])
-                out[token] += share[token, k] * (down[expert].float() @ h)
+                out[token] += share[token, k] * (down[expert] @ h)
     return out
 
 
@@ -106,7 +106,7 @@ def kernel(op: OpPlan, heard: dict[str, Any]) -> torch.Tensor | None:
 def expected(case: Any, op: OpPlan, tokens: int) -> torch.Tensor:
     """What a right kernel would return."""
     if "experts" in op.shape:
-        return layer(case, op, tokens)[:, : int(op.options.get("hidden_out", op.shape["hidden"]))].bfloat16()
+        return layer(case, op, tokens).bfloat16()
     a, b = case.activation(tokens), case.weight
     a, b = (values(t) if t.dtype == torch.uint8 else t.float() for t in (a, b))
     scale = 0.5 * 0.25 if op.op == "bmm_fp8" else 1.0
@@ -162,6 +162,57 @@ def devices() -> list[str]:
     return [refused, str(taken), *device.shared_note(facts), *device.shared_note(facts[:1])]
 
 
+def needed() -> list[str]:
+    """The private names of FlashInfer that ops need, each looked for: JIT modules for every GPU and backend, dispatchers."""
+    found, real = set(), flashinfer_api.jit_spec
+    flashinfer_api.jit_spec = lambda module, name, *_: found.add(flashinfer_api._named(module, name).__name__)
+    for HERE[0] in (90, 100, 103, 120):
+        for op in PLANS:
+            try:
+                spec_of(op).modules(replace(op, backends=tuple(BACKENDS.get(op.op, ()))))
+            except flashinfer_api.FlashInferMoved as error:
+                found.add(error.message)
+    for name in ("bf16_gemm_sm100", "fp8_gemm_sm100"):
+        found.add(flashinfer_api.gemm_dispatch(name)[0].__name__)
+    HERE[0], flashinfer_api.jit_spec = 90, real
+    return sorted(found)
+
+
+def refused() -> list[str]:
+    """What is said of mxfp4 layers that this op cannot run."""
+    op, told = next(plan for plan in PLANS if plan.name == "l"), []
+    odd = (
+        (90, replace(op, shape={**op.shape, "hidden": 192})),
+        (90, replace(op, dtypes={**op.dtypes, "a": "float16"})),
+        (90, replace(op, options={"format": "mxfp4"})),
+        (90, replace(op, options={**MXFP4, "format": "fp8_block"})),
+        (100, op),
+        (90, replace(op, op="mm_bf16", backends=("cutlas",))),
+    )
+    for HERE[0], plan in odd:
+        try:
+            spec_of(plan).make(plan, CPU, 3)
+        except ops.OpNotHere as error:
+            told.append(error.message)
+    HERE[0] = 90
+    return told
+
+
+def other_fp8_keys() -> list[Any]:
+    """The keys of callers of bmm_fp8 whose scales have another shape: ours, FlashInfer's, and of the shapes asked for."""
+
+    def shapes(scale: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        return ((1, 7, 64), (1, 64, 32), scale, scale, (1, 7, 32), (32 << 20,))
+
+    def key(shapes: tuple[tuple[int, ...], ...]) -> str:
+        extras = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.bfloat16)
+        config = gemm_base._FP8_GEMM_SM100_TUNING_CONFIG
+        return str(AutoTuner._get_cache_key("fp8_gemm", object(), shapes, config, extras).file_key)
+
+    asked = key(other_shapes(shapes(())))
+    return [other_keys(key(shapes(()))), [key(shapes((1,)))], [asked], other_keys(asked)]
+
+
 def main() -> None:
     """One line of JSON: for each adapter what it called with, and how far right and wrong outputs are."""
     flashinfer_api.load()
@@ -192,7 +243,7 @@ def main() -> None:
     told["modules"] = sorted(jit.specs_of(Plan("m", "cuda", "90a", "x", Layout(), tuple(PLANS[:2]))))
     told["failed build"] = failed_build()
     told["devices"] = devices()
-    assert PROCESS_GROUP.of(flashinfer_api.version())
+    told["needed"], told["refused"], told["other keys"] = needed(), refused(), other_fp8_keys()
     print(json.dumps(told))
 
 

@@ -1,20 +1,22 @@
 """Ops: how each kind is fed, called and checked. A plan's `op` names one.
 
-To add an op, write its file with an `OpSpec` in `SPECS`, and name it here. Files are imported when a plan names them.
+To add an op, write its file with an `OpSpec` in `SPECS`, and name it here and in `pipeline.flashinfer.ops`, which says
+what FlashInfer's AutoTuner calls it. Files are imported when a plan names them.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import torch
 
 from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import OpPlan
-
-if TYPE_CHECKING:
-    import torch
+from pipeline.flashinfer.features import Feature
+from pipeline.tune import flashinfer_api
 
 # op → file
 OPS: Mapping[str, str] = {
@@ -35,6 +37,10 @@ class OpUnknown(UsageError):
     """The plan names an op that this tuner does not have."""
 
 
+class OpNotHere(UsageError):
+    """An op of the plan cannot be tuned on this GPU, or not soundly with this FlashInfer."""
+
+
 class Case(Protocol):
     """One op of a plan, ready to be called on one rank."""
 
@@ -49,22 +55,17 @@ class Case(Protocol):
 class OpSpec:
     """One kind of op.
 
-    `custom_ops` are the names that FlashInfer's AutoTuner knows it by, `capable` the compute capabilities that it runs
-    on (90 for 9.0; empty: any), `modules` FlashInfer's JitSpecs of the compiled modules that it loads.
+    `build` prepares one op of a plan on a device with a seed. `modules` are FlashInfer's JitSpecs of the compiled
+    modules that it loads, `capable` the compute capabilities that it runs on (90 for 9.0; empty: any).
     """
 
-    custom_ops: tuple[str, ...]
     build: Callable[[OpPlan, torch.device, int], Case]
     modules: Callable[[OpPlan], list[Any]] = lambda _: []
     device: str = "cuda"
     capable: tuple[int, ...] = ()
 
     def make(self, op: OpPlan, device: torch.device, seed: int) -> Case:
-        """Prepare one op of a plan on a device; raise `OpNotHere`, `DtypeUnknown`, or `TypeError` for a string."""
-        from .cuda import need_capability
-        from .reference import need_device
-
-        need_device(device)
+        """Prepare one op of a plan on a device; raise `OpNotHere` or `DtypeUnknown`."""
         if self.capable:
             need_capability(op, device, self.capable)
         return self.build(op, device, seed)
@@ -79,3 +80,38 @@ def spec_of(op: OpPlan) -> OpSpec:
         )
     specs: Mapping[str, OpSpec] = importlib.import_module(f"{__name__}.{OPS[op.op]}").SPECS
     return specs[op.op]
+
+
+def capability(device: torch.device) -> int:
+    """Compute capability as one number: 90 for 9.0."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return int(major) * 10 + int(minor)
+
+
+def need_capability(op: OpPlan, device: torch.device, able: Collection[int]) -> None:
+    """Refuse an op on a GPU that its kernels do not run on."""
+    here = capability(device)
+    if here not in able:
+        raise OpNotHere(
+            f"{op.name}: {op.op} runs on compute capability {', '.join(str(c / 10) for c in sorted(able))}, "
+            f"this GPU has {here / 10}",
+            hint="make the plan again for this GPU",
+        )
+
+
+def need_version(op: OpPlan, what: str, feature: Feature) -> None:
+    """Refuse an op where FlashInfer lacks a feature."""
+    here = flashinfer_api.version()
+    if not feature.of(here):
+        raise OpNotHere(
+            f"{op.name}: {what}; fixed in FlashInfer {feature.since}, this is {here}", hint="make the plan again"
+        )
+
+
+def choose_backends(op: OpPlan, known: Iterable[str], default: str) -> tuple[str, ...]:
+    """The runners that compete, in the plan's order; raise `OpNotHere` for a name that the adapter does not know."""
+    names, known = op.backends or (default,), tuple(known)
+    foreign = [name for name in names if name not in known]
+    if foreign:
+        raise OpNotHere(f"{op.name}: {op.op} has no backend {foreign[0]!r}", hint=f"it has {', '.join(known)}")
+    return names

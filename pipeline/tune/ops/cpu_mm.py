@@ -27,7 +27,7 @@ from pipeline.contract.plan import OpPlan
 from pipeline.tune import flashinfer_api
 
 from . import OpSpec
-from .reference import dtype_of, matmul_excess, normal, seed_for
+from .reference import dtype_of, matmul_excess, nan, normal, seed_for
 
 _at = flashinfer_api.load()
 
@@ -180,7 +180,7 @@ class CpuMatmul:
 
     def _inputs(self, tokens: int) -> list[torch.Tensor]:
         a = normal((tokens, self._k), self._dtype, self._device, seed_for(self._seed, tokens))
-        return [a, self._weight, torch.full((tokens, self._n), float("nan"), dtype=self._dtype, device=self._device)]
+        return [a, self._weight, nan((tokens, self._n), self._dtype, self._device)]
 
     def call(self, tokens: int) -> torch.Tensor:
         """Let the AutoTuner choose and run its choice. The output starts as NaN: what is not written shows."""
@@ -206,4 +206,4 @@ def _build(op: OpPlan, device: torch.device, seed: int) -> CpuMatmul:
         return CpuMatmul(op, device, seed)
 
 
-SPECS = {"cpu_mm": OpSpec(("cpu_mm",), _build, device="cpu")}
+SPECS = {"cpu_mm": OpSpec(_build, device="cpu")}

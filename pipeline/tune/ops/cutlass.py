@@ -25,16 +25,63 @@ import torch
 from pipeline.contract.plan import OpPlan
 from pipeline.tune import flashinfer_api
 
-from . import Case, OpSpec
-from .cuda import OpNotHere, capability, nan, need_capability
-from .fp4 import bits, values
-from .moe import Gated, Scaled, moe_excess, route, sizes
-from .reference import dtype_of, normal, seed_for, unit_roundoff
+from . import Case, OpNotHere, OpSpec, capability, need_capability
+from .moe import SWIGLU, Gated, MoeLayer, Scaled, moe_excess
+from .reference import bits, dtype_of, nan, normal, seed_for, unit_roundoff, values
 
 MULTIPLE = 128  # of the sizes: 128 values of four scales are interleaved
 ALPHA, BETA, LIMIT = 1.702, 1.0, 7.0  # of gpt-oss's SwiGLU, as both servers set them
 _BLOCK = 32
 _E8M0_BIAS = 127
+
+
+class CutlassMoe(MoeLayer):
+    """A layer in bfloat16, float16 or fp8."""
+
+    bucket_only = True  # one workspace for all that its runner was prepared for
+    gated = SWIGLU
+
+    def __init__(self, op: OpPlan, device: torch.device, seed: int) -> None:
+        super().__init__(op, device, seed)
+        self.dtype = dtype_of(op.dtypes["a"], ["bfloat16", "float16", "float8_e4m3fn"])
+        self.out = dtype_of(op.dtypes["out"], ["bfloat16", "float16"])
+        self.between = 2.0**-4 if self.dtype == torch.float8_e4m3fn else unit_roundoff(self.dtype)
+        self.arguments = self.draw()
+
+    def draw(self) -> dict[str, Any]:
+        """Set `weights` and `laid`; return the arguments of a call that do not depend on its tokens."""
+        s, one = self.sizes, self.each(1.0)
+        up, down = (normal(shape, self.dtype, self.device, seed_for(self.seed, n)) for n, shape in enumerate(s.shapes))
+        scales = (self.each(s.hidden**-0.5), self.each(s.inner**-0.5))
+        if self.dtype != torch.float8_e4m3fn:
+            self.laid = (up * s.hidden**-0.5, down * s.inner**-0.5)
+            self.weights = (Scaled(self.laid[0], one), Scaled(self.laid[1], one))
+            return {"quant_scales": None}
+        self.laid, self.weights = (up, down), (Scaled(up, scales[0]), Scaled(down, scales[1]))
+        # Dequantization of the first product per expert, quantization in between, of the second, of the input
+        return {"quant_scales": [scales[0], one[0], scales[1], one[0]]}
+
+    def activation(self, tokens: int) -> torch.Tensor:
+        """`[tokens, hidden]`."""
+        return normal((tokens, self.sizes.hidden), self.dtype, self.device, seed_for(self.seed, "x", tokens))
+
+    def call(self, tokens: int) -> torch.Tensor:
+        """Run the layer through the AutoTuner."""
+        from flashinfer.fused_moe import cutlass_fused_moe
+
+        s, out = self.sizes, nan((tokens, self.sizes.hidden), self.out, self.device)
+        chosen, share = self.routed(tokens)
+        cutlass_fused_moe(
+            self.activation(tokens), chosen, share, *self.laid, self.out, **self.arguments,
+            tp_size=s.tp, tp_rank=s.tp_rank, ep_size=s.ep, ep_rank=s.ep_rank, output=out,
+            tune_max_num_tokens=self.op.buckets[-1],
+        )  # fmt: skip
+        return out
+
+    def excess(self, tokens: int, out: torch.Tensor) -> float:
+        """Compare with the layer in float64."""
+        place, x = (self.sizes.first, self.between), self.activation(tokens).float()
+        return moe_excess(out, x, self.routed(tokens), self.weights, place, gated=self.gated)
 
 
 class Mxfp4:
@@ -78,15 +125,13 @@ class Mxfp4:
         )
 
 
-class CutlassMxfp4Moe:
-    """One MoE layer of a plan on this rank."""
+class CutlassMxfp4Moe(CutlassMoe):
+    """A layer with mxfp4 weights, as gpt-oss has them."""
 
-    bucket_only = True  # one workspace for all that its runner was prepared for
-
-    def __init__(self, op: OpPlan, device: torch.device, seed: int) -> None:
-        self._op, self._sizes, self._device = op, sizes(op), device
-        s, self._seed = self._sizes, seed_for(seed, "cutlass_mxfp4_moe", *sorted(op.shape.items()))
-        if (op.dtypes["a"], op.dtypes["out"]) != ("bfloat16", "bfloat16"):
+    def draw(self) -> dict[str, Any]:
+        """Set `weights` and `laid`; return the arguments of a call that do not depend on its tokens."""
+        s, op = self.sizes, self.op
+        if (self.dtype, self.out) != (torch.bfloat16, torch.bfloat16):
             raise OpNotHere(f"{op.name}: mxfp4 weights take bfloat16 activations", hint="make the plan again")
         if op.options.get("activation") != "swiglu_oai" or op.options.get("bias") != "true":
             raise OpNotHere(f"{op.name}: mxfp4 experts are tuned as gpt-oss has them", hint="make the plan again")
@@ -95,111 +140,36 @@ class CutlassMxfp4Moe:
                 f"{op.name}: mxfp4 takes sizes in multiples of {MULTIPLE}, these are {s.hidden} and {s.inner}",
                 hint="make the plan again",
             )
-        self._experts = (
-            Mxfp4((s.local, 2 * s.inner, s.hidden), device, seed_for(self._seed, "up")),
-            Mxfp4((s.local, s.hidden, s.inner), device, seed_for(self._seed, "down")),
-        )
-        self._weights, self._scales = zip(*(expert.laid() for expert in self._experts), strict=True)
-        self._biases = tuple(
-            normal((s.local, size), torch.bfloat16, device, seed_for(self._seed, "bias", size, n))
+        up, down = (Mxfp4(shape, self.device, seed_for(self.seed, n)) for n, shape in enumerate(s.shapes))
+        biases = [
+            normal((s.local, size), torch.bfloat16, self.device, seed_for(self.seed, "bias", size, n))
             for n, size in enumerate((2 * s.inner, s.hidden))
-        )
-
-    def _activation(self, tokens: int) -> torch.Tensor:
-        return normal((tokens, self._sizes.hidden), torch.bfloat16, self._device, seed_for(self._seed, "x", tokens))
-
-    def _each(self, value: float) -> torch.Tensor:
-        return torch.full((self._sizes.local,), value, dtype=torch.float32, device=self._device)
-
-    def call(self, tokens: int) -> torch.Tensor:
-        """Run the layer through the AutoTuner."""
-        from flashinfer.fused_moe import cutlass_fused_moe
-
-        s, out = self._sizes, nan((tokens, self._sizes.hidden), torch.bfloat16, self._device)
-        chosen, share = route(self._op, tokens, self._device, self._seed)
-        cutlass_fused_moe(
-            self._activation(tokens), chosen, share, *self._weights, torch.bfloat16, list(self._scales), *self._biases,
-            swiglu_alpha=self._each(ALPHA), swiglu_beta=self._each(BETA), swiglu_limit=self._each(LIMIT),
-            tp_size=s.tp, tp_rank=s.tp_rank, ep_size=s.ep, ep_rank=s.ep_rank, output=out, use_w4_group_scaling=True,
-            tune_max_num_tokens=self._op.buckets[-1],
-        )  # fmt: skip
-        return out
-
-    def excess(self, tokens: int, out: torch.Tensor) -> float:
-        """Compare with the layer in float64. Of the ranks that divide an expert the first adds the last bias."""
-        up, down = self._biases
-        rounding = unit_roundoff(torch.bfloat16)
-        biases = (up, down if self._sizes.tp_rank == 0 else None)
-        gated = Gated(ALPHA, BETA, LIMIT, biases, stored=rounding, independent=True)
-        routed = route(self._op, tokens, self._device, self._seed)
-        place = (self._sizes.first, rounding)
-        return moe_excess(out, self._activation(tokens).float(), routed, self._experts, place, gated=gated)
-
-
-class CutlassMoe:
-    """One MoE layer of a plan on this rank."""
-
-    bucket_only = True  # one workspace for all that its runner was prepared for
-
-    def __init__(self, op: OpPlan, device: torch.device, seed: int) -> None:
-        if op.options.get("format"):
-            raise OpNotHere(f"{op.name}: profiling block scales measures nothing", hint="leave the op out of the plan")
-        self._op, self._sizes, self._device = op, sizes(op), device
-        self._dtype = dtype_of(op.dtypes["a"], ["bfloat16", "float16", "float8_e4m3fn"])
-        self._out = dtype_of(op.dtypes["out"], ["bfloat16", "float16"])
-        self._fp8 = self._dtype == torch.float8_e4m3fn
-        s, self._seed = self._sizes, seed_for(seed, "cutlass_fused_moe", *sorted(op.shape.items()))
-        self._scales = (s.hidden**-0.5, s.inner**-0.5)  # what the stored values of the two weights are times
-        self._weights = tuple(
-            _drawn(shape, self._dtype, device, seed_for(self._seed, n), 1.0 if self._fp8 else scale)
-            for n, (shape, scale) in enumerate(
-                zip(((s.local, 2 * s.inner, s.hidden), (s.local, s.hidden, s.inner)), self._scales, strict=True)
-            )
-        )
-
-    def _activation(self, tokens: int) -> torch.Tensor:
-        return normal((tokens, self._sizes.hidden), self._dtype, self._device, seed_for(self._seed, "x", tokens))
-
-    def _quantization(self) -> list[torch.Tensor] | None:
-        """Dequantization of the first product per expert, quantization in between, of the second, of the input."""
-        if not self._fp8:
-            return None
-        ones = torch.ones(self._sizes.local, dtype=torch.float32, device=self._device)
-        one = torch.ones((), dtype=torch.float32, device=self._device)
-        return [ones * self._scales[0], one, ones * self._scales[1], one]
-
-    def call(self, tokens: int) -> torch.Tensor:
-        """Run the layer through the AutoTuner."""
-        from flashinfer.fused_moe import cutlass_fused_moe
-
-        s, out = self._sizes, nan((tokens, self._sizes.hidden), self._out, self._device)
-        chosen, share = route(self._op, tokens, self._device, self._seed)
-        cutlass_fused_moe(
-            self._activation(tokens), chosen, share, *self._weights, self._out, self._quantization(),
-            tp_size=s.tp, tp_rank=s.tp_rank, ep_size=s.ep, ep_rank=s.ep_rank, output=out,
-            tune_max_num_tokens=self._op.buckets[-1],
-        )  # fmt: skip
-        return out
-
-    def excess(self, tokens: int, out: torch.Tensor) -> float:
-        """Compare with the layer in float64."""
-        scales = self._scales if self._fp8 else (1.0, 1.0)
-        up, down = (Scaled(w, scale) for w, scale in zip(self._weights, scales, strict=True))
-        between = 2.0**-4 if self._fp8 else unit_roundoff(self._dtype)
-        routed = route(self._op, tokens, self._device, self._seed)
-        return moe_excess(out, self._activation(tokens).float(), routed, (up, down), (self._sizes.first, between))
-
-
-def _drawn(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int, scale: float) -> torch.Tensor:
-    drawn = normal(shape, dtype, device, seed)
-    return drawn if scale == 1.0 else drawn * scale
+        ]
+        self.weights = (up, down)
+        first, second = up.laid(), down.laid()
+        self.laid = (first[0], second[0])
+        # Of the ranks that divide an expert the first adds the last bias
+        added = (biases[0], biases[1] if s.tp_rank == 0 else None)
+        self.gated = Gated(ALPHA, BETA, LIMIT, added, stored=self.between, independent=True)
+        return {
+            "quant_scales": [first[1], second[1]],
+            "fc1_expert_biases": biases[0],
+            "fc2_expert_biases": biases[1],
+            "swiglu_alpha": self.each(ALPHA),
+            "swiglu_beta": self.each(BETA),
+            "swiglu_limit": self.each(LIMIT),
+            "use_w4_group_scaling": True,
+        }
 
 
 def _build(op: OpPlan, device: torch.device, seed: int) -> Case:
-    if op.options.get("format") != "mxfp4":
-        return CutlassMoe(op, device, seed)
-    need_capability(op, device, (90,))
-    return CutlassMxfp4Moe(op, device, seed)
+    kind = op.options.get("format")
+    if kind == "mxfp4":
+        need_capability(op, device, (90,))
+        return CutlassMxfp4Moe(op, device, seed)
+    if kind:
+        raise OpNotHere(f"{op.name}: profiling block scales measures nothing", hint="leave the op out of the plan")
+    return CutlassMoe(op, device, seed)
 
 
 def _modules(op: OpPlan) -> list[Any]:  # noqa: ARG001 - all dtypes are one module
@@ -208,11 +178,4 @@ def _modules(op: OpPlan) -> list[Any]:  # noqa: ARG001 - all dtypes are one modu
     return [flashinfer_api.jit_spec("flashinfer.jit.fused_moe", f"gen_cutlass_fused_moe_sm{family}_module", False)]
 
 
-SPECS = {
-    "cutlass_fused_moe": OpSpec(
-        ("trtllm::fused_moe::gemm1", "trtllm::fused_moe::gemm2"),
-        _build,
-        _modules,
-        capable=(89, 90, 100, 103, 110, 120, 121),
-    )
-}
+SPECS = {"cutlass_fused_moe": OpSpec(_build, _modules, capable=(89, 90, 100, 103, 110, 120, 121))}

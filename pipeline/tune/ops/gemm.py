@@ -21,10 +21,19 @@ from pipeline.contract.plan import OpPlan
 from pipeline.flashinfer.features import BF16_CUDNN_FOUND
 from pipeline.tune import flashinfer_api
 
-from . import OpSpec
-from .cuda import capability, choose_backends, nan, need_version
-from .fp4 import E4M3_ONE, E8M0_ONE, bits, up, values
-from .reference import dtype_of, fp8_excess, matmul_excess, normal, seed_for
+from . import OpSpec, capability, choose_backends, need_version
+from .reference import (
+    E4M3_ONE,
+    E8M0_ONE,
+    bits,
+    dtype_of,
+    fp8_excess,
+    matmul_excess,
+    nan,
+    normal,
+    seed_for,
+    values,
+)
 
 _CORE = "flashinfer.jit.gemm.core"
 
@@ -185,6 +194,11 @@ class Mxfp8(Gemm):
         return fp8_excess(out, self.activation(tokens), self.weight, 1.0)
 
 
+def up(number: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-number // multiple) * multiple
+
+
 def _bf16_modules(op: OpPlan) -> list[Any]:
     named = {
         "cublaslt": (_CORE, "gen_mm_bf16_cublaslt_module"),
@@ -215,8 +229,8 @@ def _narrow_modules(kind: str, families: tuple[int, ...]) -> Any:  # noqa: ANN40
 
 
 SPECS = {
-    "mm_bf16": OpSpec(("bf16_gemm",), Bf16, _bf16_modules, capable=(80, 86, 87, 89, 90, 100, 103, 110, 120, 121)),
-    "bmm_fp8": OpSpec(("fp8_gemm",), Fp8, _fp8_modules, capable=(89, 90, 100, 103, 107, 110, 120, 121)),
-    "mm_fp4": OpSpec(("fp4_gemm",), Fp4, _narrow_modules("fp4", (103,)), capable=(100, 103, 107, 110, 120, 121)),
-    "mm_mxfp8": OpSpec(("mxfp8_gemm",), Mxfp8, _narrow_modules("mxfp8", ()), capable=(100, 103, 110, 120, 121)),
+    "mm_bf16": OpSpec(Bf16, _bf16_modules, capable=(80, 86, 87, 89, 90, 100, 103, 110, 120, 121)),
+    "bmm_fp8": OpSpec(Fp8, _fp8_modules, capable=(89, 90, 100, 103, 107, 110, 120, 121)),
+    "mm_fp4": OpSpec(Fp4, _narrow_modules("fp4", (103,)), capable=(100, 103, 107, 110, 120, 121)),
+    "mm_mxfp8": OpSpec(Mxfp8, _narrow_modules("mxfp8", ()), capable=(100, 103, 110, 120, 121)),
 }

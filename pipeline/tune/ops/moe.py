@@ -1,4 +1,4 @@
-"""What the MoE adapters share: which expert gets which token, this rank's place, and a float64 reference.
+"""What the MoE layers share: which expert gets which token, this rank's place, and a float64 reference.
 
 Weights are `[local experts, 2 · intermediate, hidden]`, the upper half of a layer (`up`) before its gate, and
 `[local experts, hidden, intermediate]`. The layer is `Σ_k p_k · down_k(silu(gate_k(x)) · up_k(x))`, over the experts
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,18 +21,25 @@ from pipeline.contract.plan import OpPlan
 from .reference import seed_for, spread, unit_roundoff
 
 
+class Matrices(Protocol):
+    """One float32 matrix per expert, made when it is asked for: copies of all would not fit beside the weight."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, expert: int, /) -> torch.Tensor: ...
+
+
 @dataclass(frozen=True)
 class Scaled:
-    """The values of a weight, one expert at a time: float32 copies of all would not fit beside the weight."""
+    """The values of a weight `[experts, rows, columns]` times one scale per expert, `[experts]`."""
 
     weight: torch.Tensor
-    scale: float
+    scale: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.weight)
 
     def __getitem__(self, expert: int, /) -> torch.Tensor:
-        return self.weight[expert].float() * self.scale
+        return self.weight[expert].float() * self.scale[expert]
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,11 @@ class Sizes:
         """The first expert of this rank."""
         return self.ep_rank * self.local
 
+    @property
+    def shapes(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """The shapes of the two weights."""
+        return (self.local, 2 * self.inner, self.hidden), (self.local, self.hidden, self.inner)
+
 
 def sizes(op: OpPlan) -> Sizes:
     """Read an op's shape. Ranks are counted within the op: TP is the inner dimension, EP the outer."""
@@ -64,42 +77,58 @@ def sizes(op: OpPlan) -> Sizes:
                  place % tp, place // tp % ep)  # fmt: skip
 
 
-def route(op: OpPlan, tokens: int, device: torch.device, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts `[tokens, top_k]` (int32, distinct in a row) and their weights (float32, rows add up to 1).
+class MoeLayer(ABC):
+    """One MoE layer of a plan on this rank.
 
-    `routing` = `round_robin` deals the pairs out to the expert-parallel ranks in turn, so that none goes without.
-    With groups, each token stays within the number of groups that its routing allows.
+    `weights` are the values of both weights as the kernels see them, `laid` the tensors that they read.
     """
-    s = sizes(op)
-    generator = torch.Generator(device).manual_seed(seed_for(seed, "route", tokens))
-    groups, per_token = int(op.options.get("n_group", "1")), int(op.options.get("topk_group", "1"))
-    token = torch.arange(tokens, device=device)[:, None]
-    place = torch.arange(s.top_k, device=device)[None, :]
-    if groups > 1:
-        size = s.experts // groups
-        group = (token * per_token + place % per_token) % groups
-        chosen = group * size + (token + place // per_token) % size
-    elif op.options.get("routing") == "round_robin":
-        pair = token * s.top_k + place
-        chosen = pair % s.ep * s.local + pair // s.ep % s.local
-    else:
-        scores = torch.rand((tokens, s.experts), generator=generator, device=device)
-        chosen = scores.topk(s.top_k, dim=1).indices
-    weights = torch.rand((tokens, s.top_k), generator=generator, device=device) + 0.5
-    return chosen.int(), weights / weights.sum(dim=1, keepdim=True)
 
+    weights: tuple[Matrices, Matrices]
+    laid: tuple[torch.Tensor, torch.Tensor]
 
-def logits(chosen: torch.Tensor, experts: int) -> torch.Tensor:
-    """Router logits, float32, that any routing method turns into the chosen experts with equal weights."""
-    found = torch.full((chosen.shape[0], experts), -8.0, device=chosen.device)
-    return found.scatter_(1, chosen.long(), 8.0)
+    def __init__(self, op: OpPlan, device: torch.device, seed: int) -> None:
+        self.op, self.sizes, self.device = op, sizes(op), device
+        self.seed = seed_for(seed, op.op, *sorted(op.shape.items()))
 
+    def each(self, value: float) -> torch.Tensor:
+        """The same float32 for every expert of this rank."""
+        return torch.full((self.sizes.local,), value, dtype=torch.float32, device=self.device)
 
-class Matrices(Protocol):
-    """One matrix per expert; a tensor, or what makes each when it is asked for."""
+    def routed(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Experts `[tokens, top_k]` (int32, distinct in a row) and their weights (float32, rows add up to 1).
 
-    def __len__(self) -> int: ...
-    def __getitem__(self, expert: int, /) -> torch.Tensor: ...
+        `routing` = `round_robin` deals the pairs out to the expert-parallel ranks in turn, so that none goes without.
+        With groups, each token stays within the number of groups that its routing allows.
+        """
+        s, options, device = self.sizes, self.op.options, self.device
+        generator = torch.Generator(device).manual_seed(seed_for(self.seed, "route", tokens))
+        groups, per_token = int(options.get("n_group", "1")), int(options.get("topk_group", "1"))
+        token = torch.arange(tokens, device=device)[:, None]
+        place = torch.arange(s.top_k, device=device)[None, :]
+        if groups > 1:
+            size = s.experts // groups
+            group = (token * per_token + place % per_token) % groups
+            chosen = group * size + (token + place // per_token) % size
+        elif options.get("routing") == "round_robin":
+            pair = token * s.top_k + place
+            chosen = pair % s.ep * s.local + pair // s.ep % s.local
+        else:
+            scores = torch.rand((tokens, s.experts), generator=generator, device=device)
+            chosen = scores.topk(s.top_k, dim=1).indices
+        weights = torch.rand((tokens, s.top_k), generator=generator, device=device) + 0.5
+        return chosen.int(), weights / weights.sum(dim=1, keepdim=True)
+
+    @abstractmethod
+    def activation(self, tokens: int) -> torch.Tensor:
+        """What the layer is given, `[tokens, hidden]`, as the kernels read it."""
+
+    @abstractmethod
+    def call(self, tokens: int) -> torch.Tensor:
+        """Run the layer through the AutoTuner."""
+
+    @abstractmethod
+    def excess(self, tokens: int, out: torch.Tensor) -> float:
+        """Compare with the layer in float64."""
 
 
 @dataclass(frozen=True)
@@ -155,10 +184,10 @@ def moe_excess(
 ) -> float:
     """How far `out` is from the layer in float64, as a multiple of what is allowed; at most 1 is right.
 
-    `x` and `weights` hold the values that the kernels see, already scaled; `place` is the
-    first expert, and the unit roundoff of what lies between the two products (2^-8 for bfloat16, 2^-4 for fp8).
-    Allowed is twice the sum of: a rounding of the result and of each expert's part, `inner · 2^-24` of the second
-    product, and through it the roundings in between and `hidden · 2^-24` of the first.
+    `x` and `weights` are the values that the kernels see, already scaled; `place` is the first expert, and the unit
+    roundoff of what lies between the two products (2^-8 for bfloat16, 2^-4 for fp8). Allowed is twice the sum of: a
+    rounding of the result and of each expert's part, `inner · 2^-24` of the second product, and through it the
+    roundings in between and `hidden · 2^-24` of the first.
     """
     first, between = place
     pick = spread(out.shape[0], out.device)

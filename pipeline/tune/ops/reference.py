@@ -1,10 +1,13 @@
-"""Random inputs from a recorded seed, dtypes by name, and how far an output may be from its reference."""
+"""Random inputs from a recorded seed, dtypes by name, and how far an output may be from its reference.
+
+Four-bit values are drawn as bits, two to a byte, the first in the low half: tests of a product need no quantized model.
+"""
 
 from __future__ import annotations
 
 import contextvars
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -16,6 +19,8 @@ _DTYPES = {
     for name in ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float64", "int32", "uint8")
 }
 
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by its three low bits; the fourth is the sign
+E4M3_ONE, E8M0_ONE = 0x38, 127  # one, by the bits of a block scale
 
 # How far an output may be from its float64 reference, in words; `matmul_excess` computes it.
 BOUNDS = {
@@ -75,16 +80,6 @@ def dtype_of(name: str, allowed: Sequence[str] = ()) -> torch.dtype:
     return _DTYPES[name]
 
 
-def need_device(device: Any) -> torch.device:  # noqa: ANN401 - that it may be anything is the point
-    """Return a `torch.device` as it is; raise `TypeError` for anything else.
-
-    A string would be resolved by each callee against its own current device, and an index would be lost on the way.
-    """
-    if not isinstance(device, torch.device):
-        raise TypeError(f"a device must be a torch.device, not {type(device).__name__} {device!r}")
-    return device
-
-
 def seed_for(seed: int, *what: object) -> int:
     """A seed of 63 bits for one tensor: the plan's seed mixed with what the tensor is for."""
     return int(sha256_json([seed, *map(str, what)])[:16], 16) >> 1
@@ -92,9 +87,26 @@ def seed_for(seed: int, *what: object) -> int:
 
 def normal(shape: Sequence[int], dtype: torch.dtype, device: torch.device, seed: int) -> torch.Tensor:
     """Standard normal values, the same for the same seed on every rank with the same kind of device; drawn there."""
-    need_device(device)
     generator = torch.Generator(device).manual_seed(seed)
     return torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device=device).to(dtype)
+
+
+def bits(shape: tuple[int, ...], device: torch.device, seed: int) -> torch.Tensor:
+    """Random bytes of two four-bit values each; `shape` counts bytes."""
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randint(0, 256, shape, generator=generator, device=device, dtype=torch.uint8)
+
+
+def values(packed: torch.Tensor) -> torch.Tensor:
+    """The float32 values of packed bytes, twice as many along the last dimension."""
+    table = torch.tensor([*_E2M1, *(-v for v in _E2M1)], device=packed.device)
+    halves = torch.stack((packed & 15, packed >> 4), dim=-1)
+    return table[halves.long()].flatten(-2)
+
+
+def nan(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """An output in which everything that is not written shows."""
+    return torch.full(shape, float("nan"), dtype=dtype, device=device)
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:

@@ -16,8 +16,8 @@ expert are alike here, so that no shuffle can be wrong.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+import math
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -25,11 +25,9 @@ import torch
 from pipeline.contract.plan import OpPlan
 from pipeline.tune import flashinfer_api
 
-from . import Case, OpSpec
-from .cuda import nan
-from .fp4 import E4M3_ONE, E8M0_ONE, VALUES, bits, values
-from .moe import Scaled, Sizes, logits, moe_excess, route, sizes
-from .reference import normal, seed_for, unit_roundoff
+from . import OpSpec
+from .moe import MoeLayer, Scaled, Sizes, moe_excess
+from .reference import E4M3_ONE, E8M0_ONE, bits, nan, normal, seed_for, unit_roundoff, values
 
 # FlashInfer's RoutingMethodType by the plan's words
 _ROUTING = {"default": "Default", "renormalize": "Renormalize", "renormalize_naive": "RenormalizeNaive",
@@ -64,250 +62,193 @@ def block_major(weight: torch.Tensor) -> torch.Tensor:
     return weight.reshape(experts, rows, columns // wide, wide).permute(0, 2, 1, 3).contiguous()
 
 
-def output(found: torch.Tensor | list[torch.Tensor]) -> torch.Tensor:
-    """The layer's output: alone, or the first of what a call returns."""
-    return found[0] if isinstance(found, list) else found
+class TrtllmMoe(MoeLayer):
+    """One layer. `router` is the dtype of the logits, `between` the unit roundoff of what lies between the products."""
 
+    router = torch.bfloat16
+    between: float
 
-class UniformLayer(ABC):
-    """One MoE layer of a plan on this rank, in bfloat16 or in fp8 with one scale per expert and product.
+    @abstractmethod
+    def arguments(self, tokens: int) -> dict[str, Any]:
+        """The arguments that this op alone takes."""
 
-    `_weights` are `[local, rows, columns]`, `_scales` what their values are times, `[local, 1, 1]` in float32; all
-    ones for bfloat16.
-    """
+    def row(self, columns: int, dtype: torch.dtype, what: object) -> torch.Tensor:
+        """A row for each expert, `[local, 1, columns]`, standard normal: all rows of a weight are copies of it."""
+        return normal((self.sizes.local, 1, columns), dtype, self.device, seed_for(self.seed, what))
 
-    def __init__(self, op: OpPlan, device: torch.device, seed: int, dtype: torch.dtype) -> None:
-        self._op, self._sizes, self._device, self._dtype = op, sizes(op), device, dtype
-        s, self._seed = self._sizes, seed_for(seed, op.op, *sorted(op.shape.items()))
-        factor = 1 + torch.arange(s.local, device=device)[:, None, None] % 3 / 2  # 1, 1.5 or 2 by expert
-        scales = (factor * (4 / s.hidden), torch.full_like(factor, 1 / s.inner))
-        drawn = [
-            normal((s.local, 1, columns), torch.float32, device, seed_for(self._seed, n)).abs()
-            for n, columns in enumerate((s.hidden, s.inner))
-        ]
-        if dtype == torch.bfloat16:
-            drawn = [one * scale for one, scale in zip(drawn, scales, strict=True)]
-            scales = (torch.ones_like(factor), torch.ones_like(factor))
-        self._scales = scales
-        up, down = (one.to(dtype) for one in drawn)
-        self._weights = (up.expand(-1, 2 * s.inner, -1), down.expand(-1, s.hidden, -1))
+    def values(self, tokens: int) -> torch.Tensor:
+        """The activation in float32."""
+        return self.activation(tokens).float()
 
-    def _activation(self, tokens: int) -> torch.Tensor:
-        x = normal((tokens, self._sizes.hidden), torch.float32, self._device, seed_for(self._seed, "x", tokens)).abs()
-        return (x * 0.5 ** (torch.arange(tokens, device=self._device)[:, None] % 3)).to(self._dtype)
+    def logits(self, tokens: int) -> torch.Tensor:
+        """Router logits that any routing method turns into the chosen experts with equal weights."""
+        chosen, _ = self.routed(tokens)
+        found = torch.full((tokens, self.sizes.experts), -8.0, device=self.device)
+        return found.scatter_(1, chosen.long(), 8.0).to(self.router)
 
-    def _logits(self, tokens: int) -> torch.Tensor:
-        """Router logits in the dtype of servers: float32 where sigmoids are biased and compared, else bfloat16."""
-        found = logits(route(self._op, tokens, self._device, self._seed)[0], self._sizes.experts)
-        return found if self._op.options["routing_method"] == "deepseek_v3" else found.bfloat16()
+    def call(self, tokens: int) -> torch.Tensor:
+        """Run the layer through the AutoTuner."""
+        from flashinfer import fused_moe
+
+        found: torch.Tensor | list[torch.Tensor] = getattr(fused_moe, self.op.op)(
+            routing_logits=self.logits(tokens),
+            routing_bias=None,
+            hidden_states=self.activation(tokens),
+            gemm1_weights=self.laid[0],
+            gemm2_weights=self.laid[1],
+            **layer(self.op, self.sizes),
+            **self.arguments(tokens),
+        )
+        return found[0] if isinstance(found, list) else found
 
     def excess(self, tokens: int, out: torch.Tensor) -> float:
         """Compare with the layer in float64; the logits give all chosen experts one weight."""
-        s, between = self._sizes, unit_roundoff(self._dtype)
-        chosen, share = route(self._op, tokens, self._device, self._seed)
-        up, down = (
-            (w[:, :1].float() * scale).expand(-1, w.shape[1], -1)
-            for w, scale in zip(self._weights, self._scales, strict=True)
-        )
-        equal = torch.full_like(share, 1 / s.top_k)
-        return moe_excess(out, self._activation(tokens).float(), (chosen, equal), (up, down), (s.first, between))
-
-    @abstractmethod
-    def call(self, tokens: int) -> torch.Tensor:
-        """Run the layer through the AutoTuner."""
+        chosen, share = self.routed(tokens)
+        equal = torch.full_like(share, 1 / self.sizes.top_k)
+        return moe_excess(out, self.values(tokens), (chosen, equal), self.weights, (self.sizes.first, self.between))
 
 
-class Bf16Moe(UniformLayer):
-    """One MoE layer of a plan on this rank."""
+class PlainMoe(TrtllmMoe):
+    """A layer without block scales: in bfloat16, or in fp8 with one scale per expert and product."""
 
     def __init__(self, op: OpPlan, device: torch.device, seed: int) -> None:
-        super().__init__(op, device, seed, torch.bfloat16)
-        self._laid = tuple(block_major(weight) for weight in self._weights)
+        super().__init__(op, device, seed)
+        s, self.fp8 = self.sizes, op.op == "trtllm_fp8_per_tensor_scale_moe"
+        self.dtype = torch.float8_e4m3fn if self.fp8 else torch.bfloat16
+        self.between = unit_roundoff(self.dtype)
+        if op.options["routing_method"] == "deepseek_v3":
+            self.router = torch.float32  # where sigmoids are biased and compared, as servers have it
+        factor = 1 + torch.arange(s.local, device=device) % 3 / 2  # 1, 1.5 or 2 by expert
+        self.scales = (factor * (4 / s.hidden), self.each(1 / s.inner))
+        up, down = (self.row(columns, torch.float32, n).abs() for n, columns in enumerate((s.hidden, s.inner)))
+        if not self.fp8:
+            up, down = up * self.scales[0][:, None, None], down * self.scales[1][:, None, None]
+            self.scales = (self.each(1.0), self.each(1.0))
+        first = up.to(self.dtype).expand(-1, 2 * s.inner, -1)
+        second = down.to(self.dtype).expand(-1, s.hidden, -1)
+        self.weights = (Scaled(first, self.scales[0]), Scaled(second, self.scales[1]))
+        lay = torch.Tensor.contiguous if self.fp8 else block_major
+        self.laid = (lay(first), lay(second))
 
-    def call(self, tokens: int) -> torch.Tensor:
-        """Run the layer through the AutoTuner."""
-        from flashinfer import fused_moe
+    def activation(self, tokens: int) -> torch.Tensor:
+        """Positive values, of three sizes by token."""
+        x = normal((tokens, self.sizes.hidden), torch.float32, self.device, seed_for(self.seed, "x", tokens)).abs()
+        return (x * 0.5 ** (torch.arange(tokens, device=self.device)[:, None] % 3)).to(self.dtype)
+
+    def arguments(self, tokens: int) -> dict[str, Any]:  # noqa: ARG002
+        """Scales, or the layout."""
         from flashinfer.fused_moe import WeightLayout
 
-        found = fused_moe.trtllm_bf16_moe(
-            routing_logits=self._logits(tokens),
-            routing_bias=None,
-            hidden_states=self._activation(tokens),
-            gemm1_weights=self._laid[0],
-            gemm2_weights=self._laid[1],
-            **layer(self._op, self._sizes),
-            use_shuffled_weight=True,
-            weight_layout=int(WeightLayout.BlockMajorK),
-        )
-        return output(found)
+        if not self.fp8:
+            return {"use_shuffled_weight": True, "weight_layout": int(WeightLayout.BlockMajorK)}
+        first, second = self.scales  # the input's own scale is 1
+        return {
+            "output1_scales_scalar": first / _BETWEEN,
+            "output1_scales_gate_scalar": first,
+            "output2_scales_scalar": second * _BETWEEN,
+            "use_routing_scales_on_input": False,
+        }
 
 
-class Fp8TensorMoe(UniformLayer):
-    """One MoE layer of a plan on this rank."""
+class Fp8BlockMoe(TrtllmMoe):
+    """Random fp8 weights under constant scales of blocks: powers of two, which e8m0 can express as well."""
 
-    def __init__(self, op: OpPlan, device: torch.device, seed: int) -> None:
-        super().__init__(op, device, seed, torch.float8_e4m3fn)
-        self._laid = tuple(weight.contiguous() for weight in self._weights)
-
-    def call(self, tokens: int) -> torch.Tensor:
-        """Run the layer through the AutoTuner."""
-        from flashinfer import fused_moe
-
-        first, second = (scale.flatten() for scale in self._scales)  # the input's own scale is 1
-        found = fused_moe.trtllm_fp8_per_tensor_scale_moe(
-            routing_logits=self._logits(tokens),
-            routing_bias=None,
-            hidden_states=self._activation(tokens),
-            gemm1_weights=self._laid[0],
-            output1_scales_scalar=first / _BETWEEN,
-            output1_scales_gate_scalar=first,
-            gemm2_weights=self._laid[1],
-            output2_scales_scalar=second * _BETWEEN,
-            use_routing_scales_on_input=False,
-            **layer(self._op, self._sizes),
-        )
-        return output(found)
-
-
-class Fp8BlockMoe:
-    """One MoE layer of a plan on this rank: random fp8 weights, alike in every row, under constant scales."""
+    router = torch.float32
+    between = 2.0**-4
 
     def __init__(self, op: OpPlan, device: torch.device, seed: int) -> None:
-        self._op, self._sizes, self._device = op, sizes(op), device
-        s, self._seed = self._sizes, seed_for(seed, "trtllm_fp8_block_scale_moe", *sorted(op.shape.items()))
-        self._mx = op.options.get("format") == "mxfp8"
-        # Powers of two, which e8m0 can hold as well
-        self._scales = tuple(2.0 ** -round(torch.tensor(float(n)).log2().item() / 2) for n in (s.hidden, s.inner))
-        shapes = ((s.local, 2 * s.inner, s.hidden), (s.local, s.hidden, s.inner))
-        self._weights = tuple(
-            normal((local, 1, columns), torch.float8_e4m3fn, device, seed_for(self._seed, n)).expand(-1, rows, -1)
-            for n, (local, rows, columns) in enumerate(shapes)
-        )
-        self._laid = tuple(w.contiguous() if self._mx else block_major(w) for w in self._weights)
+        super().__init__(op, device, seed)
+        s, self.mx = self.sizes, op.options.get("format") == "mxfp8"
+        self.scales = (2.0 ** -round(math.log2(s.hidden) / 2), 2.0 ** -round(math.log2(s.inner) / 2))
+        first = self.row(s.hidden, torch.float8_e4m3fn, 0).expand(-1, 2 * s.inner, -1)
+        second = self.row(s.inner, torch.float8_e4m3fn, 1).expand(-1, s.hidden, -1)
+        self.weights = (Scaled(first, self.each(self.scales[0])), Scaled(second, self.each(self.scales[1])))
+        lay = torch.Tensor.contiguous if self.mx else block_major
+        self.laid = (lay(first), lay(second))
+
+    def activation(self, tokens: int) -> torch.Tensor:
+        """Random fp8 values."""
+        shape, seed = (tokens, self.sizes.hidden), seed_for(self.seed, "x", tokens)
+        return normal(shape, torch.float8_e4m3fn, self.device, seed)
 
     def _blocks(self, shape: tuple[int, ...], scale: float) -> torch.Tensor:
         """Constant block scales of a weight, or of the activation."""
-        if not self._mx:
-            return torch.full(shape, scale, dtype=torch.float32, device=self._device)
-        exponent = E8M0_ONE + round(torch.tensor(scale).log2().item())
-        return torch.full(shape, exponent, dtype=torch.uint8, device=self._device)
+        if not self.mx:
+            return torch.full(shape, scale, dtype=torch.float32, device=self.device)
+        return torch.full(shape, E8M0_ONE + round(math.log2(scale)), dtype=torch.uint8, device=self.device)
 
-    def _weight_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
-        s = self._sizes
-        rows, columns = (1, 32) if self._mx else (128, 128)
-        return (
-            self._blocks((s.local, 2 * s.inner // rows, s.hidden // columns), self._scales[0]),
-            self._blocks((s.local, s.hidden // rows, s.inner // columns), self._scales[1]),
-        )
-
-    def _activation(self, tokens: int) -> torch.Tensor:
-        return normal(
-            (tokens, self._sizes.hidden), torch.float8_e4m3fn, self._device, seed_for(self._seed, "x", tokens)
-        )
-
-    def call(self, tokens: int) -> torch.Tensor:
-        """Run the layer through the AutoTuner."""
-        from flashinfer import fused_moe
+    def arguments(self, tokens: int) -> dict[str, Any]:
+        """Block scales and the layout."""
         from flashinfer.fused_moe import WeightLayout
         from flashinfer.fused_moe.core import Fp8QuantizationType
 
-        s = self._sizes
-        chosen, _ = route(self._op, tokens, self._device, self._seed)
-        first, second = self._weight_scales()
-        shape = (tokens, s.hidden // 32) if self._mx else (s.hidden // 128, tokens)
-        kind = Fp8QuantizationType.MxFp8 if self._mx else Fp8QuantizationType.DeepSeekFp8
-        found = fused_moe.trtllm_fp8_block_scale_moe(
-            routing_logits=logits(chosen, s.experts),
-            routing_bias=None,
-            hidden_states=self._activation(tokens),
-            hidden_states_scale=self._blocks(shape, 1.0),
-            gemm1_weights=self._laid[0],
-            gemm1_weights_scale=first,
-            gemm2_weights=self._laid[1],
-            gemm2_weights_scale=second,
-            **layer(self._op, s),
-            use_shuffled_weight=True,
-            weight_layout=int(WeightLayout.MajorK if self._mx else WeightLayout.BlockMajorK),
-            fp8_quantization_type=kind,
-        )
-        return output(found)
-
-    def excess(self, tokens: int, out: torch.Tensor) -> float:
-        """Compare with the layer in float64; the logits give all chosen experts one weight."""
-        s = self._sizes
-        chosen, share = route(self._op, tokens, self._device, self._seed)
-        up, down = (Scaled(w, scale) for w, scale in zip(self._weights, self._scales, strict=True))
-        equal = torch.full_like(share, 1 / s.top_k)
-        return moe_excess(out, self._activation(tokens).float(), (chosen, equal), (up, down), (s.first, 2.0**-4))
+        s = self.sizes
+        rows, columns = (1, 32) if self.mx else (128, 128)
+        return {
+            "hidden_states_scale": self._blocks(
+                (tokens, s.hidden // 32) if self.mx else (s.hidden // 128, tokens), 1.0
+            ),
+            "gemm1_weights_scale": self._blocks((s.local, 2 * s.inner // rows, s.hidden // columns), self.scales[0]),
+            "gemm2_weights_scale": self._blocks((s.local, s.hidden // rows, s.inner // columns), self.scales[1]),
+            "use_shuffled_weight": True,
+            "weight_layout": int(WeightLayout.MajorK if self.mx else WeightLayout.BlockMajorK),
+            "fp8_quantization_type": Fp8QuantizationType.MxFp8 if self.mx else Fp8QuantizationType.DeepSeekFp8,
+        }
 
 
-class Fp4BlockMoe:
-    """One MoE layer of a plan on this rank."""
+class Fp4BlockMoe(TrtllmMoe):
+    """Weights of one value per expert under block scales of one."""
 
     def __init__(self, op: OpPlan, device: torch.device, seed: int) -> None:
-        self._op, self._sizes, self._device = op, sizes(op), device
-        s, self._seed = self._sizes, seed_for(seed, "trtllm_fp4_block_scale_moe", *sorted(op.shape.items()))
-        self._mx = op.options.get("format") == "mxfp4"
-        self._block = 32 if self._mx else 16
-        self._columns = int(op.options.get("hidden_out", s.hidden))
-        self._codes = torch.arange(s.local, device=device) % 3 + 1  # 0.5, 1 or 1.5 by expert
-        self._scales = (1 / s.hidden, 1 / s.inner)
-        self._weights = (self._constant(2 * s.inner, s.hidden // 2), self._constant(s.hidden, s.inner // 2))
+        super().__init__(op, device, seed)
+        s, self.mx = self.sizes, op.options.get("format") == "mxfp4"
+        self.block = 32 if self.mx else 16
+        self.between = 2.0**-8 if self.mx else 2.0**-2
+        self.columns = int(op.options.get("hidden_out", s.hidden))
+        self.scales = (1 / s.hidden, 1 / s.inner)
+        code = (torch.arange(s.local, device=device) % 3 + 1)[:, None, None]  # 0.5, 1 or 1.5 by expert
+        byte = (code * 17).to(torch.uint8)
+        self.laid = (
+            byte.expand(-1, 2 * s.inner, s.hidden // 2).contiguous(),
+            byte.expand(-1, s.hidden, s.inner // 2).contiguous(),
+        )
+        self.weights = (
+            Scaled((code / 2).expand(-1, 2 * s.inner, s.hidden), self.each(self.scales[0])),
+            Scaled((code / 2).expand(-1, self.columns, s.inner), self.each(self.scales[1])),
+        )
 
-    def _constant(self, rows: int, columns: int) -> torch.Tensor:
-        byte = (self._codes * 17).to(torch.uint8)[:, None, None]
-        return byte.expand(-1, rows, columns).contiguous()
+    def activation(self, tokens: int) -> torch.Tensor:
+        """bfloat16 beside mxfp4 weights, four-bit values beside nvfp4."""
+        seed = seed_for(self.seed, "x", tokens)
+        if self.mx:
+            return normal((tokens, self.sizes.hidden), torch.bfloat16, self.device, seed)
+        return bits((tokens, self.sizes.hidden // 2), self.device, seed)
+
+    def values(self, tokens: int) -> torch.Tensor:
+        """The activation in float32."""
+        return self.activation(tokens).float() if self.mx else values(self.activation(tokens))
 
     def _ones(self, *shape: int) -> torch.Tensor:
-        if self._mx:
-            return torch.full(shape, E8M0_ONE, dtype=torch.uint8, device=self._device)
-        return torch.full(shape, E4M3_ONE, dtype=torch.uint8, device=self._device).view(torch.float8_e4m3fn)
+        one = E8M0_ONE if self.mx else E4M3_ONE
+        return torch.full(shape, one, dtype=torch.uint8, device=self.device).view(torch.float8_e4m3fn)
 
-    def _activation(self, tokens: int) -> torch.Tensor:
-        seed = seed_for(self._seed, "x", tokens)
-        if self._mx:
-            return normal((tokens, self._sizes.hidden), torch.bfloat16, self._device, seed)
-        return bits((tokens, self._sizes.hidden // 2), self._device, seed)
-
-    def call(self, tokens: int) -> torch.Tensor:
-        """Run the layer through the AutoTuner."""
-        from flashinfer import fused_moe
-
-        s, b = self._sizes, self._block
-        chosen, _ = route(self._op, tokens, self._device, self._seed)
-        each = torch.ones(s.local, dtype=torch.float32, device=self._device)
-        found = fused_moe.trtllm_fp4_block_scale_moe(
-            routing_logits=logits(chosen, s.experts).bfloat16(),
-            routing_bias=None,
-            hidden_states=self._activation(tokens),
-            hidden_states_scale=None if self._mx else self._ones(tokens, s.hidden // b),
-            gemm1_weights=self._weights[0],
-            gemm1_weights_scale=self._ones(s.local, 2 * s.inner, s.hidden // b).view(torch.float8_e4m3fn),
-            gemm1_bias=None,
-            gemm1_alpha=None,
-            gemm1_beta=None,
-            gemm1_clamp_limit=None,
-            gemm2_weights=self._weights[1],
-            gemm2_weights_scale=self._ones(s.local, s.hidden, s.inner // b).view(torch.float8_e4m3fn),
-            gemm2_bias=None,
-            output1_scale_scalar=each * self._scales[0],
-            output1_scale_gate_scalar=each * self._scales[0],
-            output2_scale_scalar=each * self._scales[1],
-            output=nan((tokens, self._columns), torch.bfloat16, self._device),
-            **layer(self._op, s),
-        )
-        return output(found)
-
-    def excess(self, tokens: int, out: torch.Tensor) -> float:
-        """Compare with the layer in float64; the logits give all chosen experts one weight."""
-        s, table = self._sizes, torch.tensor(VALUES, device=self._device)
-        chosen, share = route(self._op, tokens, self._device, self._seed)
-        each = table[self._codes][:, None, None]
-        up = (each * self._scales[0]).expand(-1, 2 * s.inner, s.hidden)
-        down = (each * self._scales[1]).expand(-1, self._columns, s.inner)
-        x = self._activation(tokens).float() if self._mx else values(self._activation(tokens))
-        between = 2.0**-8 if self._mx else 2.0**-2
-        return moe_excess(out, x, (chosen, torch.full_like(share, 1 / s.top_k)), (up, down), (s.first, between))
+    def arguments(self, tokens: int) -> dict[str, Any]:
+        """Scales, and none of what gpt-oss adds to a layer."""
+        s, b = self.sizes, self.block
+        return {
+            "hidden_states_scale": None if self.mx else self._ones(tokens, s.hidden // b),
+            "gemm1_weights_scale": self._ones(s.local, 2 * s.inner, s.hidden // b),
+            "gemm1_bias": None,
+            "gemm1_alpha": None,
+            "gemm1_beta": None,
+            "gemm1_clamp_limit": None,
+            "gemm2_weights_scale": self._ones(s.local, s.hidden, s.inner // b),
+            "gemm2_bias": None,
+            "output1_scale_scalar": self.each(self.scales[0]),
+            "output1_scale_gate_scalar": self.each(self.scales[0]),
+            "output2_scale_scalar": self.each(self.scales[1]),
+            "output": nan((tokens, self.columns), torch.bfloat16, self.device),
+        }
 
 
 def _modules(op: OpPlan) -> list[Any]:  # noqa: ARG001 - one module for all
@@ -315,10 +256,9 @@ def _modules(op: OpPlan) -> list[Any]:  # noqa: ARG001 - one module for all
     return [flashinfer_api.jit_spec("flashinfer.jit.fused_moe", "gen_trtllm_gen_fused_moe_sm100_module")]
 
 
-_LAYERS: Mapping[str, Callable[[OpPlan, torch.device, int], Case]] = {
-    "trtllm_bf16_moe": Bf16Moe,
-    "trtllm_fp8_per_tensor_scale_moe": Fp8TensorMoe,
-    "trtllm_fp8_block_scale_moe": Fp8BlockMoe,
-    "trtllm_fp4_block_scale_moe": Fp4BlockMoe,
+SPECS = {
+    "trtllm_bf16_moe": OpSpec(PlainMoe, _modules, capable=(100, 103)),
+    "trtllm_fp8_per_tensor_scale_moe": OpSpec(PlainMoe, _modules, capable=(100, 103)),
+    "trtllm_fp8_block_scale_moe": OpSpec(Fp8BlockMoe, _modules, capable=(100, 103)),
+    "trtllm_fp4_block_scale_moe": OpSpec(Fp4BlockMoe, _modules, capable=(100, 103)),
 }
-SPECS = {name: OpSpec((f"flashinfer::{name}",), build, _modules, capable=(100, 103)) for name, build in _LAYERS.items()}
