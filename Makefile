@@ -35,7 +35,7 @@ BUILD_OPTIONS = $(PLAN_OPTIONS) $(call options,$(BUILD)) $(call switch,RETUNE,re
   $(call switch,REQUIRE_IDLE,require-idle) $(call switch,ACCEPT_BASE_VERSIONS,accept-base-versions) \
   $(if $(call off,BAKE_JIT),--no-bake-jit)
 
-.PHONY: help image tune plan verify release attest cache-push cache-pull sync check engine test test-unit test-tune test-engine test-release test-servers lint docs bench clean
+.PHONY: help image tune plan verify report release attest cache-push cache-pull sync check engine test test-unit test-tune test-engine test-release test-servers lint docs bench clean
 
 help: ## list targets and variables
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ plan: $(VENV)/ready ## say what would be tuned: make plan MODEL=tiny [TP=2]
 
 verify: $(VENV)/ready ## check a finished image: make verify IMAGE=…
 	@$(PIPELINE) verify $(call given,IMAGE) $(call option,OUT,output)
+
+report: $(VENV)/ready ## write a page about an image: make report IMAGE=… [OUT=report.html]
+	@$(PIPELINE) report $(call given,IMAGE) $(call option,OUT,output)
 
 release: $(VENV)/ready ## push verified images: make release MODEL=tiny REGISTRY=… (or MATRIX=release.toml)
 	@$(PIPELINE) release run $(if $(call is_set,MODEL),$(call given,MODEL)) $(call options,$(RELEASE)) $(call switch,DRY_RUN,dry-run) $(BUILD_OPTIONS)

@@ -62,6 +62,11 @@ COMMANDS: Mapping[str, Command | Group] = {
         "prove on fresh containers of an image that nothing is tuned or compiled again",
         ("tuned/tiny:1", "tuned/tiny:1 --level static -o verdict.json"),
     ),
+    "report": Command(
+        "report",
+        "write a page about an image: its start by phase, caches, tuned ops, steps, layers, versions, verdict",
+        ("tuned/tiny:1", "tuned/tiny:1 -o tiny.html --verdict verdict.json"),
+    ),
     "explain": Command(
         "explain",
         "say whether a cache would be used here, and if not, why",

@@ -19,12 +19,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Build one image and show what came of it."""
     request = request_from(arguments)
-    from pipeline.image.report import show
     from pipeline.image.road import build_image
+
+    from .report import summarize
 
     outcome = build_image(request)
     if arguments.json:
         json.dump(outcome.to_json(), sys.stdout, indent=2)
         sys.stdout.write("\n")
-    show(outcome)
+    summarize(outcome)
     return 0

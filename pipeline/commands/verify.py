@@ -30,6 +30,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from pipeline.image.names import check_reference
     from pipeline.image.session import open_session
     from pipeline.image.verify import VerifyFailed, verify_image
+    from pipeline.report.facts import keep, kept
 
     if not arguments.image:
         raise UsageError("no image was named", hint="make verify IMAGE=tuned/tiny:…, or `docker images tuned/*`")
@@ -38,6 +39,9 @@ def execute(arguments: argparse.Namespace) -> int:
         verdict = verify_image(
             session, arguments.image, level=arguments.level, timeout=float(arguments.startup_max_wait)
         )
+        before, steps = kept(session.home, verdict.identity)
+        if before is None or verdict.level == "replay" or verdict.result == "fail":  # what says more stays
+            keep(session.home, verdict, steps)
     if arguments.output is not None:
         write_json(arguments.output, verdict.to_json())
     if arguments.json:

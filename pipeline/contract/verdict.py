@@ -24,7 +24,8 @@ class Verdict:
 
     `findings` is empty exactly when `result` is `pass`. `checks` counts what was looked at, so that a verdict
     that looked at nothing cannot be mistaken for one that found nothing. `replayed` lists the keys that were replayed
-    where others could not be, since their device is elsewhere; a verdict of the level `replay` replayed all.
+    where others could not be, since their device is elsewhere; a verdict of the level `replay` replayed all. `starts`
+    has the seconds of each start of a server in the finished image, by phase; `ready` is the whole.
     """
 
     SCHEMA: ClassVar[int] = SCHEMA
@@ -39,6 +40,7 @@ class Verdict:
     checks: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[str, ...] = ()
     replayed: tuple[str, ...] = ()
+    starts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # who started it: root, another user
 
     def replayed_keys(self) -> tuple[str, ...]:
         """The keys that this verdict proves by a replay; none when it failed."""

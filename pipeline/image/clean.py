@@ -22,7 +22,7 @@ _DAY = 86_400.0
 KEPT_TUNERS = 3  # tuner images
 BOUNDS_DAYS = 30.0  # what a build removes by itself was not used for so long
 # Folders of the cache home whose entries can be made again without timing anything.
-_FOLDERS = ("contexts", "wheels", "modules", "unfinished", "verdicts", "runs")
+_FOLDERS = ("contexts", "wheels", "modules", "unfinished", "verdicts", "reports", "runs")
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class Proof:
     `level` is `replay` where every key or start was tried on the device that it was made for. `checks` counts what was
     looked at. `keys` are those of the image (of a server: its name and the hashes that its caches lie under), `proven`
     those that were tried (all, where `keys` is empty), `manifests` the sha256 of each manifest, `device` what it was
-    warmed up on.
+    warmed up on. `starts` has the seconds by phase of each start of a server.
     """
 
     level: Level
@@ -97,6 +97,7 @@ class Proof:
     keys: tuple[str, ...] = ()
     manifests: tuple[str, ...] = ()
     device: str = ""
+    starts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 class Producer(Protocol):

@@ -63,6 +63,7 @@ def verdict_of(client: DockerClient, image: str, proof: Proof) -> Verdict:
         checks=proof.checks,
         findings=proof.findings,
         replayed=() if proof.level == "replay" else proof.proven,
+        starts=proof.starts,
     )
 
 

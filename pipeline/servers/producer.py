@@ -137,6 +137,7 @@ class ServerProducer:
         if told.device != "cpu" and not place.gpus.options():
             return Proof("static", {"manifests": 1}, keys=keys, manifests=(digest,), device=told.device)
         found: list[str] = []
+        seconds: dict[str, Mapping[str, float]] = {}
         baked = sorted(told.caches)
         for number, proof in enumerate(PROOFS):
             how = replace(proof, options=place.gpus.options())
@@ -149,13 +150,19 @@ class ServerProducer:
             start = watched.starts[-1]
             found += [f"{how}: {one}" for one in judge.findings(baked, told.warm, start, self.adapter)]
             _say(told, start, self.adapter, baked)
+            if start.outcome == "ready":
+                seconds[str(proof)] = {**Summary.of(self.adapter, start).seconds, "ready": start.ready}
         checks = {"starts": len(PROOFS), "kinds": len(baked)}
-        return Proof("replay", checks, tuple(found), keys, () if found else keys, (digest,), told.device)
+        return Proof("replay", checks, tuple(found), keys, () if found else keys, (digest,), told.device, seconds)
 
 
 def producer_of(client: DockerClient, image: str) -> ServerProducer:
     """The producer that proves an image which exists: its words are in the manifest, but for secrets."""
-    told, _ = manifest_in(client, image)
+    return from_manifest(manifest_in(client, image)[0])
+
+
+def from_manifest(told: ServerManifest) -> ServerProducer:
+    """The producer that an image's manifest describes."""
     words = Words(told.server, told.arguments, told.environment)
     return ServerProducer(words, {}, told.server, "cpu" if told.device == "cpu" else "cuda")
 

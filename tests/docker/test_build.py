@@ -332,3 +332,26 @@ def test_what_is_installed_is_listed_for_the_sbom(built: dict[str, Any], client:
 
     packages = {(one.kind, one.name): one for one in installed(run, home / "tuned-image-pipeline" / "wheels").packages}
     assert packages["python", "torch"].version.startswith("2.") and ("python", "flashinfer-python") in packages
+
+
+def test_the_report_is_made_again_from_what_the_image_holds(
+    built: dict[str, Any], pipeline: Any, home: Path, tmp_path: Path
+) -> None:
+    """The build wrote one and said how to run the image; elsewhere the image and its verdict are enough."""
+    assert f"docker run --rm {NAME} env" in built["stderr"] and "containers:" in built["stderr"]
+    kept = home / "tuned-image-pipeline" / "reports" / "tuned-test-tiny-two.html"
+    assert str(kept) in built["stderr"]
+    done = pipeline("report", NAME, "-o", str(tmp_path / "again.html"))
+    assert done.status == 0, done.stderr
+    assert (tmp_path / "again.html").read_text() == kept.read_text()
+    (tmp_path / "verdict.json").write_text(json.dumps(built["verdict"]))
+    words = ("report", NAME, "-o", str(tmp_path / "other.html"), "--verdict", str(tmp_path / "verdict.json"))
+    done = pipeline(*words, env={"XDG_CACHE_HOME": str(tmp_path)})
+    assert done.status == 0, done.stderr
+    text = (tmp_path / "other.html").read_text()
+    assert "fresh containers on" in text and built["identity"] in text and built["cache_diff_id"][:19] in text
+    assert "The steps of its build are not known on this host" in text
+    changed = {**built["verdict"], "identity": f"sha256:{'0' * 64}"}
+    (tmp_path / "verdict.json").write_text(json.dumps(changed))
+    done = pipeline(*words)
+    assert done.status == 7 and "is on another image" in done.stderr

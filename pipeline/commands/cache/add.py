@@ -21,8 +21,8 @@ def execute(arguments: argparse.Namespace) -> int:
     from contextlib import ExitStack
 
     from pipeline.commands.locations import opened
+    from pipeline.commands.report import summarize
     from pipeline.image.names import check_image_name, check_reference
-    from pipeline.image.report import show
     from pipeline.image.request import request_to_add
     from pipeline.image.road import build_image
 
@@ -35,5 +35,5 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.json:
         json.dump(outcome.to_json(), sys.stdout, indent=2)
         sys.stdout.write("\n")
-    show(outcome)
+    summarize(outcome)
     return 0

@@ -1,20 +1,17 @@
-"""The final table of `pipeline build`, and the line to try the image."""
+"""The summary of `pipeline build`: where the image is, what verify hit, what it cost, and how to run it. On stderr."""
 
 from __future__ import annotations
 
-import shlex
 import sys
 
 from pipeline import log
 from pipeline.cache.otherkeys import OTHERS
 from pipeline.contract.verdict import Verdict
+from pipeline.image.road import Outcome
 
-from .road import Outcome
-
-
-def size(count: int) -> str:
-    """Bytes for people."""
-    return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+from . import run
+from .facts import Facts
+from .page import size
 
 
 def verified(verdict: Verdict) -> str:
@@ -29,30 +26,35 @@ def verified(verdict: Verdict) -> str:
     return f"replay: {checks.get('hits', 0)} of {checks['replayed calls']} calls hit{more}"
 
 
-def rows(outcome: Outcome) -> list[tuple[str, str]]:
+def rows(outcome: Outcome, facts: Facts, report: str) -> list[tuple[str, str]]:
     """Label and value, in the order in which they are shown."""
     done = outcome.finished
-    table = [("image", outcome.image), ("size", size(outcome.size))]
+    table = [("image", f"{facts.image} ({size(facts.size)})")]
     for manifest in done.manifests:
         entries = ", ".join(f"{op} {count}" for op, count in manifest.entries_per_op().items())
         table += [("key", manifest.key), ("entries", f"{entries} ({len(manifest.ranks)} ranks)")]
-    if not done.manifests:
-        table += [(one.kind, f"{one.path}, {size(one.bytes)}") for one in done.warm.caches]
+    table += [(one.kind, f"{size(one.bytes)}{f', {one.result}' if one.result else ''}") for one in facts.caches]
+    table += [
+        (f"start, {name}", f"{seconds['ready']:.1f} s") for name, seconds in facts.starts.items() if "ready" in seconds
+    ]
     seconds = f"{done.warm.seconds:.1f} s" if done.warm.seconds else "imported: tuned elsewhere"
     if done.reused and done.warm.seconds:
         seconds += ", in the store already: not done again"
+    steps = ", ".join(f"{name} {took:.1f}" for name, took in outcome.steps)
     return [
         *table,
         ("warm-up", seconds),
         ("verified", verified(done.verdict)),
+        ("cost", f"{sum(took for _, took in outcome.steps):.1f} s: {steps}"),
         ("last layer", done.verdict.cache_diff_id),
         ("identity", done.verdict.identity),
+        *([("report", report)] if report else []),
     ]
 
 
-def show(outcome: Outcome) -> None:
-    """Draw the table and the `docker run` line on stderr."""
-    table = rows(outcome)
+def show(outcome: Outcome, facts: Facts, report: str) -> None:
+    """Draw the table, and how to run the image."""
+    table = rows(outcome, facts, report)
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.table import Table
@@ -62,16 +64,13 @@ def show(outcome: Outcome) -> None:
         drawn.add_column(overflow="fold")
         for label, value in table:
             drawn.add_row(label, value)
-        Console(stderr=True).print(drawn)
+        Console(stderr=True, highlight=False).print(drawn)
     else:
         for label, value in table:
-            log.line(f"{label:<14} {value}")
-    first = next(iter(outcome.finished.manifests), None)
-    if first is not None and first.substitutions:
+            log.line(f"{label:<20} {value}")
+    if any(manifest.substitutions for manifest in outcome.finished.manifests):
         log.line("note: tuned on CPU ranks, which prove the pipeline; a CPU cache is of no use to a GPU")
-    inputs = outcome.finished.inputs
-    gpus = ["--gpus", "all"] if inputs.producer.device == "cuda" else []
-    host = "" if outcome.docker_host == "unix:///var/run/docker.sock" else f"DOCKER_HOST={outcome.docker_host} "
-    options, words = inputs.producer.shown(inputs.base.config.get("Entrypoint") or ())
-    command = ["docker", "run", "--rm", *gpus, *options, outcome.image, *words]
-    log.line(f"try it: {host}{shlex.join(command)}")
+    log.line(f"try it: {run.docker(facts, outcome.docker_host)}")
+    log.line("in Kubernetes, in the pod's spec:")
+    for line in run.kubernetes(facts).splitlines():
+        log.line(f"    {line}")
