@@ -30,10 +30,12 @@ from pipeline.image.road import Finished, finish, give_name
 from pipeline.image.session import Session, open_session, translated
 from pipeline.image.tuner import TuneProducer
 from pipeline.planning.ops import Target
+from pipeline.servers import words as server_words
+from pipeline.servers.model import config_files
 
 from .matrix import Cell
 
-__all__ = ["ROOT", "Builder", "BuiltImage", "builder", "cell_options", "inputs_of", "request_of"]
+__all__ = ["ROOT", "Builder", "BuiltImage", "builder", "cell_options", "inputs_of", "ranks_of", "request_of"]
 
 # Options of a build that say how a host does it; all others say what an image is, and a matrix says those itself.
 _OF_THE_HOST = frozenset(
@@ -72,7 +74,22 @@ def request_of(arguments: argparse.Namespace, cell: Cell) -> Request:
         one.retune, one.tune_in = False, ""
     elif not one.device.strip() and not one.arch.strip():
         one.device = "cpu"  # an image is of a device that its cell names, not of what the host happens to have
-    return request_from(one)
+    request = request_from(one)
+    if request.server and (tp := _words(request).tp) != cell.tp:
+        raise UsageError(
+            f"the server's arguments say {tp} tensor parallel ranks, and the cell {cell.tp}",
+            hint="write {tp} into the server's args: --tensor-parallel-size {tp}",
+        )
+    return request
+
+
+def ranks_of(request: Request) -> int:
+    """How many ranks warm up."""
+    return request.first.layout.world if request.first is not None else _words(request).ranks
+
+
+def _words(request: Request) -> server_words.Words:
+    return server_words.parse(request.server, request.server_args, request.server_env)
 
 
 def inputs_of(request: Request, cell: Cell, annotations: Mapping[str, str]) -> str:
@@ -80,6 +97,8 @@ def inputs_of(request: Request, cell: Cell, annotations: Mapping[str, str]) -> s
     arch = str(cell.settings.get("arch", "")) or "90a"
     target = Target("cuda", arch) if request.device == "cuda" else None
     plan = request.plan(target, "").to_json() if request.plan is not None else None
+    # The content: a path may differ from host to host.
+    model = config_files(request.model, request.root / "pipeline" / "models") if request.server else {}
     sources = [request.root / "versions.json"]
     for folder in ("docker", "requirements"):
         sources += sorted(path for path in (request.root / folder).rglob("*") if path.is_file())
@@ -88,11 +107,11 @@ def inputs_of(request: Request, cell: Cell, annotations: Mapping[str, str]) -> s
     tuned = {"options": options, "previous": tree_digest(request.previous)} if not cell.caches else {}
     return sha256_json(
         {
-            "schema": 3,
+            "schema": 4,
             "sources": [[str(path.relative_to(request.root)), sha256_file(path)] for path in sources],
             "code": package_content(_CODE),
             "plan": plan,
-            "server": [request.server, request.model, request.server_args, request.server_env],
+            "server": [request.server, model, request.server_args, request.server_env],
             "base": [request.base_image, request.accept_base_versions],
             "modules": request.bake_jit,
             "caches": sorted(tree_digest(root) for root in cell.caches),

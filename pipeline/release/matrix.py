@@ -35,7 +35,7 @@ import string
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -86,6 +86,11 @@ class Cell:
     def gpu(self) -> str:
         """The GPU types as a tag shows them."""
         return "-".join(self.gpus)
+
+    @property
+    def short_model(self) -> str:
+        """The model's name without owner or folder."""
+        return _short(self.model)
 
     @property
     def group(self) -> str:
@@ -155,8 +160,8 @@ class GpuTable(_Strict):
 class ServerTable(_Strict):
     """A server: the image that the cell is built on.
 
-    With `start` the server tunes in its own start where the cell has no cache, with `args` after its serve command and
-    `env` set for it.
+    With `start` the server tunes in its own start where the cell has no cache, with `args` after its serve command, in
+    which `{tp}` is the cell's, and `env` set for it.
     """
 
     base_image: Name
@@ -369,13 +374,15 @@ def _cell(matrix: Matrix, table: CellTable, one: _One, home: Path, problems: lis
         server = matrix.servers[one.server]
         settings |= {"base_image": server.base_image, "accept_base_versions": server.accept_base_versions}
         if server.start is not None and not caches:
-            settings |= {"server": server.start, "server_args": server.args or "", "server_env": server.env or ""}
+            del settings["tp"]  # its arguments say it
+            arguments = (server.args or "").replace("{tp}", str(one.tp))
+            settings |= {"server": server.start, "server_args": arguments, "server_env": server.env or ""}
     verdicts = [place for gpu, kind in zip(gpus, kinds, strict=True) for place in paths(kind.verdict, gpu)]
     more = [f"{name}{value}" for name in ("ep", "pp", "dp") if (value := getattr(table, name)) is not None]
     words = [_word(one.model), f"tp{one.tp}", *more, *gpus, one.server, table.name or "", one.platform]
     yield Cell(
         "-".join(word for word in words if word),
-        one.model,
+        str(home / one.model) if one.model.startswith(".") else one.model,
         one.tp,
         gpus,
         devices=tuple(kind.name for kind in kinds if kind.name is not None),
@@ -387,8 +394,13 @@ def _cell(matrix: Matrix, table: CellTable, one: _One, home: Path, problems: lis
     )
 
 
+def _short(model: str) -> str:
+    path = PurePosixPath(model)
+    return path.parent.name if path.name == "config.json" else path.name
+
+
 def _word(model: str) -> str:
-    return plain(model.rpartition("/")[2])
+    return plain(_short(model))
 
 
 def _path(text: str, one: _One, gpu: str, home: Path, problems: list[str]) -> Path | None:

@@ -4,6 +4,7 @@ Nothing that has a tag lacks its attestations, whenever this is interrupted. Wha
 noted in its journal and taken from there; bytes that the registry has are not sent again.
 
     <cache home>/releases/<digest>.json    the journal: {"digest": index that was pushed}
+    <cache home>/releases/<digest>.lock    held while a run of this host works on these inputs
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +24,7 @@ from pipeline.contract.errors import PublishError
 from pipeline.contract.files import write_json
 from pipeline.contract.scratch import scratch
 from pipeline.contract.verdict import Verdict
+from pipeline.daemon.lock import locked
 from pipeline.registry.client import Registry, parallel_map
 from pipeline.registry.descriptors import Descriptor
 from pipeline.registry.errors import InvalidResponse, NotFound
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from .building import BuiltImage
 
 _AT_ONCE = 4  # blobs that are sent at the same time
+_LONGEST = 86_400.0  # seconds that another run of the same cell may take; when it ends, its lock is gone
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,10 @@ class Publisher:
         if tag:
             put_tag(self.registry, self.place.tagged(tag), index)
         return Published(index.digest, pushed or attached)
+
+    def alone(self, inputs: str) -> AbstractContextManager[None]:
+        """Be the only run of this host that releases these inputs; wait for another one."""
+        return locked(self._journal(inputs).with_suffix(".lock"), "a cell", wait=_LONGEST, error=PublishError)
 
     def _journal(self, inputs: str) -> Path:
         return self.home / "releases" / f"{sha256_json([self.place.name, inputs])[:32]}.json"

@@ -28,7 +28,7 @@ from pipeline.registry.reference import Reference
 
 from . import cosign, media, tags, verdicts
 from .annotations import GPU, INPUTS, revision_annotations
-from .building import ROOT, Builder, builder, inputs_of
+from .building import ROOT, Builder, builder, inputs_of, ranks_of
 from .images import Image, ImageIndex, read_image
 from .matrix import Cell
 from .publish import Publisher, exports, put_tag
@@ -154,6 +154,8 @@ class Release:
             {
                 "name": job.cell.name,
                 "device": _device(job),
+                "gpu": job.cell.gpu,
+                "gpu_count": self._gpu_count(job),
                 "platform": job.cell.platform,
                 "command": [*command, "--cell", job.cell.name],
                 "inputs": job.inputs,
@@ -163,6 +165,11 @@ class Release:
             }
             for job, there in zip(self.jobs, found, strict=True)
         ]
+
+    def _gpu_count(self, job: Job) -> int:
+        """How many GPUs a host needs; none for caches that were tuned elsewhere and come with a verdict."""
+        elsewhere = job.cell.caches and (job.cell.verdicts or self.options.verdicts)
+        return 0 if elsewhere or job.request is None or job.request.device != "cuda" else ranks_of(job.request)
 
     def _look(self, registry: Registry, jobs: Sequence[Job]) -> list[ImageIndex | PipelineError | None]:
         """What is released already of each job, or why that cannot be told."""
@@ -214,7 +221,7 @@ class Release:
                         raise job.error
                     if isinstance(there, PipelineError):
                         raise there
-                    if there is not None and not (self.options.again and not job.cell.caches):
+                    if there is not None and not self._again(job):
                         self.rows[job.cell.name] = self._skip(registry, job, there, dry_run=dry_run)
                     elif dry_run:
                         self.rows[job.cell.name] = Row(job.cell.name, "would push", f"{self.options.place.name}")
@@ -222,6 +229,10 @@ class Release:
                         wanted.append(job)
             if wanted:
                 self._build(registry, wanted)
+
+    def _again(self, job: Job) -> bool:
+        """Whether to tune again although the registry has the result."""
+        return self.options.again and not job.cell.caches
 
     def _build(self, registry: Registry, jobs: Sequence[Job]) -> None:
         try:
@@ -236,8 +247,12 @@ class Release:
             )
             for job in jobs:
                 log.note(f"{job.cell.name} ({len(self.rows) + 1} of {len(self.jobs)})")
-                with self._guarded(job):
-                    self.rows[job.cell.name] = self._one(job, host, publisher)
+                with self._guarded(job), publisher.alone(job.inputs):
+                    there = self._released(registry, job.inputs)
+                    if there is not None and not self._again(job):  # by another run, since all were looked up
+                        self.rows[job.cell.name] = self._skip(registry, job, there, dry_run=False)
+                    else:
+                        self.rows[job.cell.name] = self._one(job, host, publisher)
 
     @contextlib.contextmanager
     def _guarded(self, job: Job) -> Iterator[None]:
@@ -372,7 +387,7 @@ def _names(cell: Cell, notes: Mapping[str, str]) -> tags.Names:
     keys = notes.get(KEY) or notes.get(WARM_UP, "")  # a server's caches may hold none of FlashInfer
     hashes = [key.rpartition("/")[2] for key in keys.split(",")]
     return tags.Names(
-        cell.model.rpartition("/")[2],
+        cell.short_model,
         cell.tp,
         notes.get(f"{PREFIX}.flashinfer", ""),
         cell.gpu or notes.get(GPU, ""),
@@ -403,7 +418,7 @@ def _refuse_clashes(options: Options, cells: Sequence[Cell]) -> None:
             used = set(tags.fields_of(template))
             if used & {"key", "cache", "flashinfer"} or ("gpu" in used and not cell.gpu):
                 continue  # told when it is known: a tag is never moved, and a floating one by one image alone
-            known = tags.Names(cell.model.rpartition("/")[2], cell.tp, "", cell.gpu, "", "", cell.server)
+            known = tags.Names(cell.short_model, cell.tp, "", cell.gpu, "", "", cell.server)
             tag = tags.expand(template, known)
             if seen.setdefault(tag, group) != group:
                 raise UsageError(

@@ -45,6 +45,11 @@ class Words:
         return positional or (named[-1] if named else "")
 
     @property
+    def tp(self) -> int:
+        """How many tensor parallel ranks there are."""
+        return _size(self.arguments, _SIZES[0])
+
+    @property
     def ranks(self) -> int:
         """How many processes share the model."""
         world = 1

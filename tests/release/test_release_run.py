@@ -15,6 +15,7 @@ from release_samples import SampleImage, inspect, key_pair
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import DockerError, UsageError, WarmUpError
 from pipeline.contract.exits import Exit
+from pipeline.contract.plan import Layout
 from pipeline.image.request import Request
 from pipeline.registry.client import Registry
 from pipeline.registry.reference import Reference
@@ -55,7 +56,12 @@ class House:
         jobs = [
             Job(
                 cell,
-                Request(self.folder, cell.model, device="cuda" if cell.gpus else "cpu"),
+                Request(
+                    self.folder,
+                    cell.model,
+                    first=SimpleNamespace(layout=Layout(cell.tp)),
+                    device="cuda" if cell.gpus else "cpu",
+                ),
                 sha256_bytes(cell.name.encode()),
             )
             for cell in cells
@@ -111,6 +117,7 @@ def test_cells_say_what_each_needs_and_what_the_registry_has(house, registry):
     assert [(row["name"], row["device"], row["released"]) for row in rows] == [
         ("a-tp2", "a CPU", True), ("b-tp4-h200", "NVIDIA H200", False),
     ]  # fmt: skip
+    assert [(row["gpu"], row["gpu_count"]) for row in rows] == [("", 0), ("h200", 4)]
     assert rows[1]["command"] == ["pipeline", "release", "run", "--cell", "b-tp4-h200"]
     with pytest.raises(UsageError, match="there is no cell c"):
         house.release(*cells).run(["c"])
@@ -206,6 +213,9 @@ def test_cells_run_side_by_side_on_several_hosts(house, registry):
         thread.start()
     for thread in threads:
         thread.join(300)
+    assert sorted(row.status for one in runs for row in one.summary().rows if row.status != "interrupted") == [
+        "pushed", "pushed", "released", "released",
+    ], "of two runs of a cell at once one does it, the other sees it"  # fmt: skip
     done = house.release(*cells)
     done.finish()
     assert done.summary().code == 0

@@ -104,11 +104,15 @@ def test_buckets_are_counts_and_ranges_with_one_spelling(tmp_path: Path, value: 
 
 
 def test_a_server_tunes_in_its_own_start_where_there_is_no_cache(tmp_path: Path) -> None:
-    text = GOOD.replace('base_image = "vllm', 'start = "vllm"\nargs = "--max-model-len 4096"\nbase_image = "vllm')
-    cells = cells_of(tmp_path, text + '\n[[cells]]\nmodel = "tiny"\nserver = "vllm"\n')
+    text = GOOD.replace(
+        'base_image = "vllm', 'start = "vllm"\nargs = "--tensor-parallel-size {tp}"\nbase_image = "vllm'
+    )
+    cells = cells_of(tmp_path, text + '\n[[cells]]\nmodel = "./models/m"\ntp = 4\nserver = "vllm"\n')
     assert "server" not in cells[0].settings, "this one is baked from caches"
     made = cells[-1].settings
-    assert (made["server"], made["server_args"], made["server_env"]) == ("vllm", "--max-model-len 4096", "")
+    assert (made["server"], made["server_args"], made["server_env"]) == ("vllm", "--tensor-parallel-size 4", "")
+    assert "tp" not in made, "its arguments say it"
+    assert (cells[-1].name, cells[-1].model) == ("m-tp4-vllm", str(tmp_path / "models/m"))
 
 
 def test_every_error_of_the_shape_is_said_with_its_place(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import threading
 from dataclasses import replace
@@ -274,3 +275,46 @@ def test_an_interruption_does_not_wait_for_what_runs() -> None:
             parallel_map(work, [0, 1], 2)
         assert ended.is_set() == waits
         go.set()
+
+
+SERVED = """
+[gpus.h200]
+arch = "90a"
+cache = "{model}"
+verdict = "verdicts"
+[gpus.b200]
+arch = "100a"
+[servers.vllm]
+base_image = "vllm/vllm-openai:v0"
+start = "vllm"
+args = "--model /m --pipeline-parallel-size 2 --tensor-parallel-size ARGS"
+[[cells]]
+model = "./config.json"
+tp = 2
+gpu = "b200"
+server = "vllm"
+[[cells]]
+model = "tiny"
+gpu = ["h200", "b200"]
+"""
+
+
+def test_cells_of_a_server_have_as_many_gpus_as_its_arguments_say(tmp_path: Path) -> None:
+    from pipeline.commands import release
+
+    def jobs(arguments: str, folder: Path) -> Any:
+        folder.mkdir()
+        (folder / "config.json").write_text('{"model_type": "llama"}')
+        cache_samples.write(folder / "tiny")
+        (folder / "release.toml").write_text(SERVED.replace("ARGS", arguments))
+        parser = argparse.ArgumentParser()
+        release.configure_run(parser)
+        words = ["--matrix", str(folder / "release.toml"), "--registry", "127.0.0.1:1"]
+        return release._prepared(parser.parse_args(words))
+
+    with pytest.raises(UsageError, match="say 4 tensor parallel ranks, and the cell 2"):
+        jobs("4", tmp_path / "wrong")
+    found = jobs("{tp}", tmp_path / "one")
+    assert [found._gpu_count(job) for job in found.jobs] == [4, 0, 2], "baked and replayed elsewhere: none"
+    moved = jobs("{tp}", tmp_path / "another-checkout")
+    assert [job.inputs for job in moved.jobs][::2] == [job.inputs for job in found.jobs][::2]
