@@ -1,13 +1,14 @@
 """ARGs of a Dockerfile with their values, as BuildKit's newest frontend reads them.
 
 Instructions, flags, heredocs and words come from e2b-dockerfile-utils, a port of BuildKit's parser and lexer; scopes
-and inheritance between stages are here. tests/docker/test_versions_outline.py compares both with BuildKit itself.
+and inheritance between stages are here. tests/docker/test_versions_outline.py compares both with BuildKit itself. What
+an ONBUILD does to images that are built on this one is not followed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,8 +16,7 @@ from e2b_dockerfile_utils import DockerfileSyntaxError, ShellLex, parse_dockerfi
 from e2b_dockerfile_utils.syntax import DockerfileInstruction
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_LARGEST = 1 << 18  # characters of one value; BuildKit itself has no limit but its memory
-_MOST = 1 << 22  # characters of all values together
+_MOST = 1 << 22  # characters of all values together; BuildKit itself has no limit but its memory
 _LONGEST = 64 * 1024 - 1  # bytes of one line
 _STAGE_NAME = re.compile(r"[a-z][a-z0-9-_.]*")
 _REFERENCE = re.compile(
@@ -84,7 +84,6 @@ class _Scope:
     env: dict[str, str]
     args: dict[str, str]  # of the bases
     here: dict[str, str] = field(default_factory=dict)
-    onbuild: list[tuple[int, str]] = field(default_factory=list)  # line, instruction
 
     def known(self) -> dict[str, str]:
         """What names mean here."""
@@ -153,15 +152,11 @@ class _Reader:
         if name == "FROM":
             self._from(instruction)
         elif name == "ARG":
-            if not instruction.args:
-                self.wrong(line, "ARG without a name")
-            self._args(self.scopes[-1] if self.scopes else None, instruction.args, self._line_of(instruction))
+            self._arg(instruction)
         elif not self.scopes:
             self.wrong(line, f"{name} stands before the first FROM")
         elif name == "ENV":
             self._env(self.scopes[-1], instruction.args, line)
-        elif name == "ONBUILD":
-            self._onbuild(self.scopes[-1], instruction)
 
     def _line_of(self, instruction: DockerfileInstruction) -> Mapping[str, int]:
         """The line on which each word of an instruction begins."""
@@ -184,13 +179,17 @@ class _Reader:
             self.wrong(line, f"{text if len(text) < 300 else text[:300] + '…'}: {shown}")
             return None
         self.room -= len(value)
-        if len(value) > _LARGEST or self.room < 0:
+        if self.room < 0:
             self.wrong(line, f"{text[:80]}: what it expands to is too large")
             return None
         return value
 
-    def _args(self, scope: _Scope | None, words: Iterable[str], lines: Mapping[str, int]) -> None:
-        for word in words:
+    def _arg(self, instruction: DockerfileInstruction) -> None:
+        scope = self.scopes[-1] if self.scopes else None
+        if not instruction.args:
+            self.wrong(instruction.start_line, "ARG without a name")
+        lines = self._line_of(instruction)
+        for word in instruction.args:
             name, equals, default = word.partition("=")
             line = lines[word]
             if not name:
@@ -224,16 +223,6 @@ class _Reader:
             elif key is not None and text is not None:
                 scope.env[key] = scope.here[key] = text
 
-    def _onbuild(self, scope: _Scope, instruction: DockerfileInstruction) -> None:
-        rest = re.sub(r"(?i)^\s*onbuild\s*", "", instruction.original).strip()
-        name = rest.partition(" ")[0].partition("\t")[0].upper()
-        if not name:
-            self.wrong(instruction.start_line, "ONBUILD without an instruction")
-        elif name in ("ONBUILD", "FROM", "MAINTAINER"):
-            self.wrong(instruction.start_line, f"ONBUILD {name} is not allowed")
-        else:
-            scope.onbuild.append((instruction.start_line, rest))
-
     def _from(self, instruction: DockerfileInstruction) -> None:
         parts, line = instruction.args, instruction.start_line
         name: str | None = None
@@ -263,21 +252,6 @@ class _Reader:
         self.scopes.append(scope)
         if name is not None:
             self.by_name[name] = index
-        for at, trigger in self.scopes[parent].onbuild if parent is not None else ():
-            self._trigger(scope, trigger, at)
-
-    def _trigger(self, scope: _Scope, trigger: str, line: int) -> None:
-        """What an ONBUILD of the base stage does here."""
-        try:
-            instructions = parse_dockerfile_ast(trigger).instructions
-        except DockerfileSyntaxError:
-            return self.wrong(line, f"ONBUILD {trigger[:80]} cannot be read")
-        for instruction in instructions:
-            if instruction.name == "ARG":
-                self._args(scope, instruction.args, dict.fromkeys(instruction.args, line))
-            elif instruction.name == "ENV":
-                self._env(scope, instruction.args, line)
-        return None
 
     def _flags(self, instruction: DockerfileInstruction) -> None:
         """Flags that BuildKit refuses: unknown, without a value, or a variable where none is expanded."""
@@ -296,15 +270,3 @@ class _Reader:
                         self.wrong(
                             line, f"RUN --mount={value}: a variable is not expanded in {part.partition('=')[0]}="
                         )
-
-
-def held(found: Dockerfile) -> Iterator[Arg]:
-    """ARGs that an ONBUILD of a file keeps for images built on it."""
-    for instruction, known in zip(found.instructions, found.known, strict=True):
-        rest = re.sub(r"(?i)^\s*onbuild\s*", "", instruction.original).strip()
-        if instruction.name == "ONBUILD" and rest[:4].upper().rstrip() == "ARG":
-            env = "".join(
-                f"ARG {name}='{value}'\n" for name, value in known.items() if name.isidentifier() and "'" not in value
-            )
-            for arg in read(f"{env}ARG {rest[4:].strip()}\nFROM scratch\n").args[env.count("\n") :]:
-                yield arg._replace(line=instruction.start_line)

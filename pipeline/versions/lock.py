@@ -10,7 +10,7 @@ import ast
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,6 @@ from .source import Lock, Versions, canonical
 FOLDER = "requirements"
 _CUDA = re.compile(r"(nvidia|cuda|nccl)[-0-9].*|triton|nccl-extensions|nccl4py")
 _NOT_CUDA = {"nvidia-ml-py"}  # bindings to the driver's library by ctypes, no library itself
-_MACHINES = ("x86_64", "aarch64")
 _TIMEOUT = 300.0  # seconds for one lock; it needs some
 
 
@@ -87,7 +86,8 @@ def pip_config() -> PipConfig:
     if options.get("keyring-provider") in ("subprocess", "import"):
         words += ["--keyring-provider", "subprocess"]
     names = (("cert", "SSL_CERT_FILE"), ("client-cert", "SSL_CLIENT_CERT"), ("proxy", "ALL_PROXY"),
-             ("timeout", "UV_HTTP_TIMEOUT"), ("default-timeout", "UV_HTTP_TIMEOUT"))  # fmt: skip
+             ("timeout", "UV_HTTP_TIMEOUT"), ("default-timeout", "UV_HTTP_TIMEOUT"),
+             ("retries", "UV_HTTP_RETRIES"))  # fmt: skip
     environment = {variable: options[option] for option, variable in names if options.get(option)}
     return PipConfig(tuple(words), environment, main)
 
@@ -109,92 +109,92 @@ def compile_locks(
         for path, data in [*files.items(), *old.items()]:
             if path.startswith(f"{FOLDER}/") and "/" not in path.removeprefix(f"{FOLDER}/"):
                 (folder.parent / path).write_bytes(data)
+        compiler = _Compiler(folder, config, upgrade, note)
         for name in names:
-            lock = versions.locks[name]
             note(f"compile {target(name)}")
-            if lock.system == "linux":
-                other, unresolved = _other_machine(folder, name, lock, config, upgrade)
-            else:
-                other, unresolved = None, ""
-            text = _compile(folder, name, lock, config, upgrade)
-            if other is not None and _pins(other) != _pins(text):
-                differ = sorted(_pins(other) ^ _pins(text))
-                raise CompileFailed(
-                    f"{target(name)} would differ between x86_64 and aarch64: {', '.join(differ[:4])}",
-                    hint=f"pin these in templates/{source(name)}.j2",
-                )
-            done[target(name)] = _with_header(text, name, lock, files, main=config.main, unresolved=unresolved)
+            text, unresolved = compiler.lock(name, versions.locks[name])
+            done[target(name)] = _with_header(text, name, versions.locks[name], files, unresolved)
     return done
 
 
-def _other_machine(
-    folder: Path, name: str, lock: Lock, config: PipConfig, upgrade: tuple[str, ...]
-) -> tuple[str | None, str]:
-    """The lock for aarch64, or why there is none: an index may have no wheel for it."""
-    kept = (folder / f"{name}.txt").read_bytes() if (folder / f"{name}.txt").exists() else None
-    try:
-        return _compile(folder, name, lock, config, upgrade, machine=_MACHINES[1]), ""
-    except CompileFailed as error:
-        found = re.search(r"Because (\S+) has no wheels with a matching platform tag", " ".join(error.details))
-        if found is None:
-            return None, "aarch64 was not resolved"
-        return None, f"the indexes that were asked have no {found[1]} for aarch64"
-    finally:
-        if kept is None:
-            (folder / f"{name}.txt").unlink(missing_ok=True)
-        else:
-            (folder / f"{name}.txt").write_bytes(kept)
-
-
-def _platform(lock: Lock, machine: str = _MACHINES[0]) -> str:
-    return f"{machine}-manylinux_{lock.glibc}"
-
-
-def _words(name: str, lock: Lock) -> list[str]:
+def _words(name: str, lock: Lock, machine: str = "x86_64") -> list[str]:
     """What stands in the lock's own header: enough to compile it by hand."""
-    system = "--universal" if lock.system == "any system" else f"--python-platform={_platform(lock)}"
+    linux = f"--python-platform={machine}-manylinux_{lock.glibc}"
+    system = linux if lock.system == "linux" else "--universal"
     return ["--generate-hashes", system, f"--python-version={lock.python}", f"--output-file={name}.txt", f"{name}.in"]
 
 
-def _compile(
-    folder: Path, name: str, lock: Lock, config: PipConfig, upgrade: tuple[str, ...], *, machine: str = _MACHINES[0]
-) -> str:
-    words = [w.replace(_platform(lock), _platform(lock, machine)) for w in _words(name, lock)]
-    words += [*config.words, "--only-binary", ":all:", "--quiet", "--no-header", "--emit-index-annotation"]
-    if lock.without:
-        (folder / f"{name}.without").write_text("\n".join(lock.without) + "\n", encoding="utf-8")
-        words += ["--excludes", f"{name}.without"]
-    words += ["--upgrade"] if "*" in upgrade else [w for package in upgrade for w in ("--upgrade-package", package)]
-    command = [sys.executable, "-m", "uv", "pip", "compile", *words]
-    try:
-        run(command, env=config.environment, cwd=folder, timeout=_TIMEOUT)
-    except ProcessFailed as error:
-        said = [line.strip() for line in error.details if line.strip()]
-        raise CompileFailed(
-            f"{source(name)} cannot be compiled",
-            details=said[-12:],
-            hint="uv was given pip's configuration: `pip config debug` shows it",
-        ) from error
-    return (folder / f"{name}.txt").read_text(encoding="utf-8")
+@dataclass(frozen=True)
+class _Compiler:
+    """uv, in a folder that has the .in files and the locks of today."""
+
+    folder: Path
+    config: PipConfig
+    upgrade: tuple[str, ...]
+    note: Callable[[str], None]
+
+    def lock(self, name: str, lock: Lock) -> tuple[str, str]:
+        """The text of a lock, and why it is for x86_64 alone, where an index has no wheel for aarch64."""
+        place = self.folder / f"{name}.txt"
+        before = place.read_bytes() if place.exists() else b""
+        text = self._uv(name, lock, _words(name, lock))
+        if lock.system != "linux":
+            return text, ""
+        place.write_bytes(before)
+        try:
+            other = self._uv(name, lock, _words(name, lock, "aarch64"))
+        except CompileFailed as error:
+            found = re.search(r"Because (\S+) has no wheels with a matching platform tag", " ".join(error.details))
+            return text, (
+                f"the indexes that were asked have no {found[1]} for aarch64" if found else "aarch64 was not resolved"
+            )
+        if differ := sorted(_pins(other) ^ _pins(text)):
+            raise CompileFailed(
+                f"{target(name)} would differ between x86_64 and aarch64: {', '.join(differ[:4])}",
+                hint=f"pin these in templates/{source(name)}.j2",
+            )
+        return text, ""
+
+    def _uv(self, name: str, lock: Lock, words: list[str]) -> str:
+        words = [*words, *self.config.words, "--only-binary", ":all:", "--no-header", "--emit-index-annotation"]
+        if lock.without:
+            (self.folder / f"{name}.without").write_text("\n".join(lock.without) + "\n", encoding="utf-8")
+            words += ["--excludes", f"{name}.without"]
+        for package in self.upgrade:
+            words += ["--upgrade"] if package == "*" else ["--upgrade-package", package]
+        said: list[str] = []
+        try:
+            run(
+                [sys.executable, "-m", "uv", "pip", "compile", *words],
+                env=self.config.environment, cwd=self.folder, timeout=_TIMEOUT, capture=True, on_line=said.append,
+            )  # fmt: skip
+        except ProcessFailed as error:
+            raise CompileFailed(
+                f"{source(name)} cannot be compiled",
+                details=[line.strip() for line in error.details if line.strip()][-12:],
+                hint="uv was given pip's configuration: `pip config debug` shows it",
+            ) from error
+        for line in said:
+            if "is yanked" in line:  # a pin of ours, or all that fits
+                self.note(line)
+        rows = (self.folder / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+        return "".join(f"{row}\n" for row in map(self._without_address, rows) if row)
+
+    def _without_address(self, row: str) -> str:
+        """A row of a lock; one that says where a wheel comes from says it without the address, or not at all."""
+        found = re.match(r"    # from (.*)", row)
+        if found is None:
+            return row
+        if not re.match(r"https?://", found[1]):
+            return "    # from a folder on the disk of whoever compiled this: its hash was not compared with an index"
+        return "" if found[1].rstrip("/") == self.config.main.rstrip("/") else "    # from an extra index"
 
 
 def _pins(text: str) -> set[str]:
     return {content.partition(" ")[0] for _, content in logical_lines(text)}
 
 
-def _with_header(text: str, name: str, lock: Lock, files: Mapping[str, bytes], *, main: str, unresolved: str) -> bytes:
-    rows = []
-    for row in text.splitlines():
-        found = re.match(r"    # from (.*)", row)
-        if found is None:
-            rows.append(row)
-        elif not re.match(r"https?://", found[1]):
-            rows.append(
-                "    # from a folder on the disk of whoever compiled this: its hash was not compared with an index"
-            )
-        elif found[1].rstrip("/") != main.rstrip("/"):
-            rows.append("    # from an extra index")
-    body = "\n".join(rows) + "\n"
+def _with_header(text: str, name: str, lock: Lock, files: Mapping[str, bytes], unresolved: str) -> bytes:
     head = [
         f"# Compiled from {source(name)} by `pipeline versions bump`; never edited by hand.",
         "# This file was autogenerated by uv via the following command:",
@@ -202,9 +202,9 @@ def _with_header(text: str, name: str, lock: Lock, files: Mapping[str, bytes], *
         *([f"# without what this environment does not need: {', '.join(lock.without)}"] if lock.without else []),
         *([f"# x86_64 alone: {unresolved}"] if unresolved else []),
         f"# requirements {_inputs_digest(name, lock, files)}",
-        f"# pins {_pins_digest(body)}",
+        f"# pins {_pins_digest(text)}",
     ]
-    return ("\n".join(head) + "\n\n" + body).encode()
+    return ("\n".join(head) + "\n\n" + text).encode()
 
 
 # ---- check, offline
@@ -229,11 +229,10 @@ def wanted_by(name: str, files: Mapping[str, bytes]) -> Requirements:
         if path in seen or path not in files:
             continue
         seen.add(path)
-        text = files[path].decode()
-        found = read_text(text, path)
+        found = read_text(files[path].decode(), path)
         result.pins += found.pins
         result.problems += found.problems
-        todo += [f"{FOLDER}/{m}" for m in re.findall(r"^-r\s*([\w.-]+\.in)\s*(?:#.*)?$", text, re.MULTILINE)]
+        todo += [f"{FOLDER}/{one.value}" for one in found.includes if not one.limits]
     return result
 
 
@@ -268,7 +267,7 @@ def check_locks(versions: Versions, files: Mapping[str, bytes], locks: Mapping[s
         found, pins = _check_lock(name, lock, files, text)
         findings += found
         read[name] = pins
-    return findings + _check_constraints(files, read)
+    return [*findings, *_check_constraints(files, read)]
 
 
 def _check_lock(
@@ -324,21 +323,17 @@ def _check_kind(path: str, lock: Lock, pin: Pin) -> list[Finding]:
     return [Finding(path, pin.line, 0, message, "lock")] if message else []
 
 
-def _check_constraints(files: Mapping[str, bytes], read: Mapping[str, Mapping[str, list[Pin]]]) -> list[Finding]:
+def _check_constraints(files: Mapping[str, bytes], read: Mapping[str, Mapping[str, list[Pin]]]) -> Iterator[Finding]:
     """A lock that another limits (`-c host.txt`) pins what that one pins."""
-    findings = []
     for name, pins in read.items():
-        text = files[source(name)].decode()
-        for other in re.findall(r"^-c\s*([\w.-]+)\.txt\s*(?:#.*)?$", text, re.MULTILINE):
-            for package, found in pins.items():
-                theirs = {pin.version for pin in read.get(other, {}).get(package, [])}
-                findings += [
-                    Finding(target(name), pin.line, 0, f"{package}=={pin.version}; {target(other)} pins "
-                            f"{', '.join(sorted(map(str, theirs)))}", "lock")
-                    for pin in found
-                    if theirs and pin.version not in theirs
-                ]  # fmt: skip
-    return findings
+        for include in read_text(files[source(name)].decode(), source(name)).includes:
+            other = read.get(include.value.removesuffix(".txt"), {}) if include.limits else {}
+            for package in pins.keys() & other.keys():
+                theirs = {pin.version for pin in other[package]}
+                said = f"{FOLDER}/{include.value} pins {', '.join(sorted(map(str, theirs)))}"
+                for pin in pins[package]:
+                    if pin.version not in theirs:
+                        yield Finding(target(name), pin.line, 0, f"{package}=={pin.version}; {said}", "lock")
 
 
 def pinned(data: bytes) -> dict[str, str]:

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,10 +28,8 @@ from .findings import Finding, counted, near
 
 FILE = "versions.json"
 REFERENCE = re.compile(r"\$\{([^}]*)\}")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LARGEST = 1 << 20  # bytes
 _LONGEST = 4096  # characters of a value
-_DEEPEST = 50  # names that stand behind each other
+Problem = tuple[int, str]  # line, message
 
 Word = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
@@ -83,14 +82,14 @@ class Lock(_Strict):
     without: list[Word] = []  # requirements of packages that this environment does not need
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
+class _File(_Strict):
     variable: Annotated[dict[str, _Variable], Field(min_length=1)]
     governs: dict[str, Governs] | None = None
     locks: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")], Lock] = {}
     unmanaged: list[Word] = []  # ARGs named like versions that are left to whoever wrote them: UCX_*
 
+
+_KEYS = [*_File.model_fields, *Governs.model_fields, "default", "python", "for", "glibc", "cpu", "without"]
 
 # What well-known names govern in a file that has no `governs`, as those of other projects do not.
 _USUAL = {
@@ -125,13 +124,6 @@ class Versions(Mapping[str, str]):
     def __len__(self) -> int:
         return len(self.expanded)
 
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def governor(self, package: str) -> str | None:
-        """The name that decides a distribution's version."""
-        return self.packages().get(canonical(package))
-
     def packages(self) -> Mapping[str, str]:
         """Canonical distribution name -> the name that decides its version."""
         return {canonical(package): name for name, what in self.governs.items() for package in what.packages}
@@ -155,180 +147,6 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def load(root: Path, file: str = FILE) -> Versions:
-    """Read a versions file below `root`; raise `SourceInvalid` with every problem in it, each with its line."""
-    path = root / file
-    try:
-        if not path.is_file():
-            raise FileNotFoundError if not path.exists() else IsADirectoryError
-        if path.stat().st_size > _LARGEST:
-            raise SourceInvalid([Finding(file, 0, 0, "is larger than 1 MiB", "source")])
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise SourceInvalid([Finding(file, 0, 0, f"there is no {file} in {root}", "source")]) from None
-    except IsADirectoryError:
-        raise SourceInvalid([Finding(file, 0, 0, "is no ordinary file", "source")]) from None
-    except OSError as error:
-        raise SourceInvalid([Finding(file, 0, 0, f"cannot be read: {error.strerror}", "source")]) from None
-    return read(data, file)
-
-
-def read(data: bytes, file: str = FILE) -> Versions:
-    """Read the bytes of a versions file; raise `SourceInvalid` with every problem."""
-    if data.startswith(b"\xef\xbb\xbf"):
-        raise SourceInvalid([Finding(file, 1, 1, "begins with a byte order mark, which bake refuses", "source")])
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise SourceInvalid([Finding(file, line, 0, "is not UTF-8 from here on", "source")]) from None
-    problems: list[tuple[int, str]] = []
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        seen: dict[str, Any] = {}
-        for name, value in pairs:
-            if name in seen:
-                places = [m.start() for m in re.finditer(rf"{re.escape(json.dumps(name))}\s*:", text)]
-                problems.append((_line(text, places[-1]) if places else 0, f'"{name}" is there twice'))
-            seen[name] = value
-        return seen
-
-    try:
-        document = json.loads(text, object_pairs_hook=once)
-    except json.JSONDecodeError as error:
-        before = text[: error.pos].rstrip()
-        trailing = before.endswith(",") and text[error.pos : error.pos + 1] in ("}", "]")
-        message = "a comma before a closing bracket" if trailing or "trailing comma" in error.msg else error.msg
-        raise SourceInvalid([Finding(file, error.lineno, error.colno, f"is not JSON: {message}", "source")]) from None
-    except RecursionError:
-        raise SourceInvalid([Finding(file, 0, 0, "is not usable JSON: nested too deeply", "source")]) from None
-    if isinstance(document, dict):  # a comment; bake passes over it
-        document = {key: value for key, value in document.items() if not key.startswith(("_", "$"))}
-    try:
-        read_file = _File.model_validate(document)
-    except ValidationError as error:
-        problems += [_refused(text, one) for one in error.errors()]
-        raise SourceInvalid(_findings(file, problems)) from None
-    raw = {name: variable.default for name, variable in read_file.variable.items()}
-    lines = {name: _key_line(text, name) for name in raw}
-    governs = read_file.governs
-    if governs is None:
-        governs = {name: what for name, what in _USUAL.items() if name in raw}
-    problems += [
-        (lines[n], f"variable.{n}.default: is empty") for n in raw if not raw[n] and read_file.governs is not None
-    ]
-    values = _expanded(raw, lines, problems)
-    _judge(raw, values, governs, text=text, problems=problems)
-    locks = {}
-    for name, lock in read_file.locks.items():
-        python = REFERENCE.sub(lambda found: values.get(found[1], found[0]), lock.python)
-        if not re.fullmatch(r"\d+\.\d+(\.\d+)?", python):
-            problems.append((_key_line(text, name), f"{name} is for Python {python!r}, which is no version"))
-        locks[name] = lock.model_copy(update={"python": python})
-    if problems:
-        raise SourceInvalid(_findings(file, problems))
-    unmanaged = tuple(read_file.unmanaged)
-    return Versions(values, raw, lines, governs, locks, file, unmanaged, read_file.governs is not None, text)
-
-
-def _findings(file: str, problems: list[tuple[int, str]]) -> list[Finding]:
-    return [Finding(file, line, 0, message, "source") for line, message in sorted(set(problems))]
-
-
-def _line(text: str, at: int) -> int:
-    return text.count("\n", 0, at) + 1
-
-
-def _key_line(text: str, key: str) -> int:
-    """The first line on which a key stands, 0 where there is none."""
-    found = re.search(rf"{re.escape(json.dumps(key))}\s*:", text)
-    return _line(text, found.start()) if found else 0
-
-
-def _refused(text: str, error: Any) -> tuple[int, str]:  # noqa: ANN401 - pydantic's ErrorDetails
-    where = [str(part) for part in error["loc"] if part != "[key]"]
-    at = line = 0
-    for key in where:  # the deepest key that the text has, each behind the one above it
-        found = re.compile(rf"{re.escape(json.dumps(key))}\s*:").search(text, at)
-        if found:
-            at, line = found.end(), _line(text, found.start())
-    if error["type"] == "extra_forbidden":
-        known = {
-            1: ["variable", "governs", "locks", "unmanaged"],
-            3: [*Governs.model_fields, "python", "for", "cpu", "without", "default"],
-        }
-        return line, f'unknown key "{where[-1]}"{near(where[-1], known.get(len(where), []))}'
-    message = {
-        "missing": "is missing",
-        "string_type": "must be a string",
-        "string_pattern_mismatch": "must be one line without control characters",
-        "string_too_short": "is empty",
-    }.get(error["type"], error["msg"][:1].lower() + error["msg"][1:])
-    return line, f"{'.'.join(where) or 'the file'}: {message}"
-
-
-def _expanded(raw: Mapping[str, str], lines: Mapping[str, int], problems: list[tuple[int, str]]) -> dict[str, str]:
-    """Values with the names in them replaced; a name that is unknown or leads back to itself is a problem."""
-    done: dict[str, str] = {}
-
-    def expand(name: str, path: tuple[str, ...]) -> str:
-        def value(found: re.Match[str]) -> str:
-            other = found[1]
-            if other not in raw:
-                problems.append((lines[name], f"{name} names ${{{other}}}, which is not there{near(other, raw)}"))
-                return ""
-            if other in path:
-                problems.append((lines[path[0]], f"circular reference: {' -> '.join((*path, other))}"))
-                return ""
-            return expand(other, (*path, other))
-
-        if name not in done:
-            if len(path) > _DEEPEST:
-                problems.append((lines[name], f"the chain of references to {name} exceeds {_DEEPEST}"))
-                return ""
-            text = REFERENCE.sub(value, raw[name])
-            if len(text) > _LONGEST:
-                problems.append((lines[name], f"{name} is longer than {_LONGEST} characters"))
-            done[name] = text[:_LONGEST]
-        return done[name]
-
-    return {name: expand(name, (name,)) for name in raw}
-
-
-def _judge(
-    raw: Mapping[str, str], values: Mapping[str, str], governs: Mapping[str, Governs], *, text: str,
-    problems: list[tuple[int, str]],
-) -> None:  # fmt: skip
-    """What the schema cannot say: names of ARGs, versions that are none, governed names that are not there."""
-    lines = {name: _key_line(text, name) for name in raw}
-    for name, value in raw.items():
-        if not _NAME.fullmatch(name):
-            problems.append((lines[name], f"{name!r} cannot be the name of an ARG"))
-        if "$" in REFERENCE.sub("", value):
-            problems.append((lines[name], f"{name}: a `$` that begins no ${{NAME}}"))
-    owners: dict[str, str] = {}
-    for name, what in governs.items():
-        line = _key_line(text, name)
-        if name not in raw:
-            problems.append((line, f"governs: there is no variable {name}{near(name, raw)}"))
-            continue
-        for package in map(canonical, what.packages):
-            if package in owners:
-                problems.append((line, f"{package} is governed by {owners[package]} and by {name}"))
-            owners[package] = name
-        if what.packages and not is_version(values[name]):
-            problems.append((lines[name], f"{name} is {values[name]!r}, which is no version of a package"))
-        other = what.begins_with
-        if other is None:
-            continue
-        if other not in raw:
-            problems.append((line, f"{name} begins with {other}, which is not there{near(other, raw)}"))
-        elif not begins(values[name], values[other]):
-            problems.append(
-                (lines[name], f"{name} is {values[name]}, which does not begin with {other} {values[other]}")
-            )
-
-
 def is_version(text: str) -> bool:
     """Whether this is a version as packages spell it: `v0.7.4` is a tag."""
     try:
@@ -341,3 +159,157 @@ def is_version(text: str) -> bool:
 def begins(version: str, other: str) -> bool:
     """Whether 3.11.14 begins with 3.11: whole numbers, not characters."""
     return (version + ".").startswith(other + ".")
+
+
+def load(root: Path, file: str = FILE) -> Versions:
+    """Read a versions file below `root`; raise `SourceInvalid` with every problem in it, each with its line."""
+    path = root / file
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError(0, "no ordinary file")
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise _invalid(file, [(0, f"there is no {file} in {root}")]) from None
+    except OSError as error:
+        raise _invalid(file, [(0, f"cannot be read: {error.strerror}")]) from None
+    return read(data, file)
+
+
+def read(data: bytes, file: str = FILE) -> Versions:
+    """Read the bytes of a versions file; raise `SourceInvalid` with every problem."""
+    if data.startswith(b"\xef\xbb\xbf"):
+        raise _invalid(file, [(1, "begins with a byte order mark, which bake refuses")])
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise _invalid(file, [(data.count(b"\n", 0, error.start) + 1, "is not UTF-8 from here on")]) from None
+    problems: list[Problem] = []
+    document = _json(text, file, problems)
+    if isinstance(document, dict):  # a comment; bake passes over it
+        document = {key: value for key, value in document.items() if not key.startswith(("_", "$"))}
+    try:
+        whole = _File.model_validate(document)
+    except ValidationError as error:
+        raise _invalid(file, problems + [_refused(text, one) for one in error.errors()]) from None
+    own, governs = whole.governs is not None, whole.governs
+    raw = {name: variable.default for name, variable in whole.variable.items()}
+    if governs is None:
+        governs = {name: what for name, what in _USUAL.items() if name in raw}
+    lines = {name: _line_of(text, name) for name in (*raw, *governs, *whole.locks)}
+    values = _expanded(raw, lines, problems)
+    problems += _unfit_values(raw, lines, may_be_empty=not own)
+    problems += _unfit_governs(governs, values, lines)
+    locks = {}
+    for name, lock in whole.locks.items():
+        python = REFERENCE.sub(lambda found: values.get(found[1], found[0]), lock.python)
+        if not re.fullmatch(r"\d+\.\d+(\.\d+)?", python):
+            problems.append((lines[name], f"{name} is for Python {python!r}, which is no version"))
+        locks[name] = lock.model_copy(update={"python": python})
+    if problems:
+        raise _invalid(file, problems)
+    return Versions(values, raw, lines, governs, locks, file, tuple(whole.unmanaged), own, text)
+
+
+def _invalid(file: str, problems: list[Problem]) -> SourceInvalid:
+    return SourceInvalid([Finding(file, line, 0, message, "source") for line, message in sorted(set(problems))])
+
+
+def _json(text: str, file: str, problems: list[Problem]) -> Any:  # noqa: ANN401 - whatever the file has
+    """The document; a key that is there twice is a problem, anything that is no JSON is raised."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in seen:
+                line = text.count("\n", 0, text.rfind(json.dumps(name))) + 1
+                problems.append((line, f'"{name}" is there twice'))
+            seen[name] = value
+        return seen
+
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except json.JSONDecodeError as error:
+        trailing = text[: error.pos].rstrip().endswith(",") and text[error.pos : error.pos + 1] in ("}", "]")
+        message = "a comma before a closing bracket" if trailing or "trailing comma" in error.msg else error.msg
+        raise SourceInvalid([Finding(file, error.lineno, error.colno, f"is not JSON: {message}", "source")]) from None
+    except RecursionError:
+        raise _invalid(file, [(0, "is not usable JSON: nested too deeply")]) from None
+
+
+def _line_of(text: str, *keys: str) -> int:
+    """The line of the deepest of some keys that the text has, each behind the one above it; 0 where there is none."""
+    at = line = 0
+    for key in keys:
+        found = re.compile(rf"{re.escape(json.dumps(key))}\s*:").search(text, at)
+        if found:
+            at, line = found.end(), text.count("\n", 0, found.start()) + 1
+    return line
+
+
+def _refused(text: str, error: Any) -> Problem:  # noqa: ANN401 - pydantic's ErrorDetails
+    where = [str(part) for part in error["loc"] if part != "[key]"]
+    line = _line_of(text, *where)
+    if error["type"] == "extra_forbidden":
+        return line, f'unknown key "{where[-1]}"{near(where[-1], _KEYS)}'
+    message = {
+        "missing": "is missing",
+        "string_type": "must be a string",
+        "string_pattern_mismatch": "must be one line without control characters",
+        "string_too_short": "is empty",
+    }.get(error["type"], error["msg"][:1].lower() + error["msg"][1:])
+    return line, f"{'.'.join(where) or 'the file'}: {message}"
+
+
+def _expanded(raw: Mapping[str, str], lines: Mapping[str, int], problems: list[Problem]) -> dict[str, str]:
+    """Values with the names in them replaced; a name that is unknown or leads back to itself is a problem."""
+    named = {name: REFERENCE.findall(value) for name, value in raw.items()}
+    for name, others in named.items():
+        problems += [
+            (lines[name], f"{name} names ${{{other}}}, which is not there{near(other, raw)}")
+            for other in others
+            if other not in raw
+        ]
+    values = dict(raw)
+    try:
+        for name in TopologicalSorter(named).static_order():
+            if name in raw:
+                values[name] = REFERENCE.sub(lambda found: values.get(found[1], ""), raw[name])
+                if len(values[name]) > _LONGEST:
+                    problems.append((lines[name], f"{name} is longer than {_LONGEST} characters"))
+                    values[name] = values[name][:_LONGEST]
+    except CycleError as error:
+        circle = error.args[1][::-1]
+        problems.append((lines[circle[0]], f"circular reference: {' -> '.join(circle)}"))
+    return values
+
+
+def _unfit_values(raw: Mapping[str, str], lines: Mapping[str, int], *, may_be_empty: bool) -> Iterator[Problem]:
+    """Names that no ARG can have, and values that are none."""
+    for name, value in raw.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield lines[name], f"{name!r} cannot be the name of an ARG"
+        if "$" in REFERENCE.sub("", value):
+            yield lines[name], f"{name}: a `$` that begins no ${{NAME}}"
+        if not value and not may_be_empty:
+            yield lines[name], f"variable.{name}.default: is empty"
+
+
+def _unfit_governs(
+    governs: Mapping[str, Governs], values: Mapping[str, str], lines: Mapping[str, int]
+) -> Iterator[Problem]:
+    """Governed names that are not there, packages with two of them, versions that are none or that do not fit."""
+    owners: dict[str, str] = {}
+    for name, what in governs.items():
+        if name not in values:
+            yield lines[name], f"governs: there is no variable {name}{near(name, values)}"
+            continue
+        for package in map(canonical, what.packages):
+            if owners.setdefault(package, name) != name:
+                yield lines[name], f"{package} is governed by {owners[package]} and by {name}"
+        if what.packages and not is_version(values[name]):
+            yield lines[name], f"{name} is {values[name]!r}, which is no version of a package"
+        other = what.begins_with
+        if other is not None and other not in values:
+            yield lines[name], f"{name} begins with {other}, which is not there{near(other, values)}"
+        elif other is not None and not begins(values[name], values[other]):
+            yield lines[name], f"{name} is {values[name]}, which does not begin with {other} {values[other]}"

@@ -143,11 +143,6 @@ def test_stage_is_its_name_its_index_or_none() -> None:
     assert [arg.stage for arg in found] == [None, 0, "named", 2]
 
 
-def test_an_onbuild_arg_reaches_the_stage_built_on_it() -> None:
-    text = "FROM scratch AS a\nONBUILD ARG V=1\nFROM a AS b\nARG W=$V\nFROM b AS c\n"
-    assert values(text) == {"b.V": "1", "b.W": "1"}
-
-
 def test_scopes_follow_the_newest_frontend() -> None:
     assert values("FROM scratch AS s\nARG A=1 B=$A\n") == {"s.A": "1", "s.B": "1"}
     assert values("ARG A\nARG B=${A-unset}\nFROM scratch\n")["B"] == "unset"
@@ -186,7 +181,6 @@ def test_bases_are_expanded_and_know_their_parents() -> None:
         ("FROM scratch\nRUN <<EOF\nx\n", 2, "unterminated heredoc"),
         ("FROM scratch\nRUN [1]\n", 2, "Only strings"),
         ("FROM scratch\nENV A\n", 2, "two arguments"),
-        ("FROM scratch\nONBUILD FROM x\n", 2, "not allowed"),
         ("# escape=x\nFROM scratch\n", 1, "invalid escape token"),
         ("# escape=`\n# escape=`\nFROM scratch\n", 2, "only one escape"),
         (f"FROM scratch\nARG A={'x' * 70000}\n", 2, "longer than"),

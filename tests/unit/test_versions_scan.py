@@ -27,313 +27,118 @@ def findings(root: Path, files: dict[str, str | bytes]) -> list[str]:
     return texts(check(tree(root, files)).findings)
 
 
-DEVEL = "https://example.invalid/o"
+AT = "https://example.invalid/o"
+S = "FROM scratch\n"
+FOUND = [
+    # ARGs, of every stage
+    ("docker/Dockerfile", f"# 1\n{S}ARG FLASHINFER_VERSION=0.6.15.post1\n",
+     "docker/Dockerfile:3: ARG FLASHINFER_VERSION=0.6.15.post1, versions.json says 0.6.16.post3"),
+    ("docker/Dockerfile", "ARG CUDA_VERSION=13.0.3\nFROM scratch AS a\nARG CUDA_VERSION=12.4.1\n",
+     "docker/Dockerfile:3: ARG CUDA_VERSION=12.4.1, versions.json says 13.0.3"),
+    ("docker/cuda.Dockerfile", f"{S}ARG TORCH_VERSION=''\n", ":2: ARG TORCH_VERSION=, versions.json says"),
+    ("docker/Dockerfile", "ARG NCCL_VERSION=2.29\nFROM scratch\n",
+     "docker/Dockerfile:1: ARG NCCL_VERSION=2.29 is not managed: versions.json has no NCCL_VERSION"),
+    ("docker/Dockerfile", "ARG torch_version=2.13.0\nFROM scratch\n", "no torch_version; did you mean TORCH_VERSION?"),
+    ("Dockerfile", "ARG FOO_VERSION=''\nFROM scratch\nARG FOO_VERSION\n", ":1: ARG FOO_VERSION= is not managed"),
+    ("docker/Dockerfile", f'{S}ARG FLASHINFER_GIT_REF="v0.3.1"\n',
+     ":2: FLASHINFER_GIT_REF at v0.3.1, versions.json says v0.6.16.post3 (FLASHINFER_VERSION)"),
+    ("docker/Dockerfile", f"{S}ENV FLASHINFER_VERSION 0.6.15\n", ":2: FLASHINFER_VERSION=0.6.15, versions.json says"),
+    ("docker/Dockerfile", f"{S}ONBUILD ARG TORCH_VERSION=1.8.0\n", ":2: TORCH_VERSION=1.8.0, versions.json says 2.13.0"),
+    ("docker/Dockerfile", f"{S}RUN <<EOF\nx\n", ":2: BuildKit refuses this: unterminated heredoc"),
+    ("docker/Dockerfile", f'{S}ARG A="1\n', ':2: BuildKit refuses this: "1: unexpected end'),
+    # images
+    ("Dockerfile", "FROM nvidia/cuda:13.0.2-devel\n", "Dockerfile:1: image nvidia/cuda:13.0.2-devel,"),
+    ("Dockerfile", "ARG MINOR=13.0\nFROM nvidia/cuda:${MINOR}.2-base\n",
+     "Dockerfile:2: image nvidia/cuda:13.0.2-base, versions.json says 13.0.3 (CUDA_VERSION)"),
+    ("Dockerfile", "ARG R\nFROM ${R}/nvidia/cuda:13.0.2-devel\n", ":2: image /nvidia/cuda:13.0.2-devel"),
+    ("Dockerfile", "FROM r.invalid:5000/hub/nvidia/cuda:13.0.2-devel\n", ":1: image r.invalid:5000/hub/nvidia/"),
+    ("docker/b.sh", "skopeo inspect docker://nvidia/cuda:12.6.0-devel\n", ":1: image /nvidia/cuda:12.6.0-devel,"),
+    ("docker/compose.yaml", "a:\n  image: nvidia/cuda:12.9.1\n", "docker/compose.yaml:2: image nvidia/cuda:12.9.1"),
+    ("docker-bake.hcl", 'target "a" {\n  contexts = { b = "docker-image://nvidia/cuda:12.6.0-devel" }\n}\n',
+     ":2: image /nvidia/cuda:12.6.0-devel,"),
+    # bake files
+    ("docker/docker-bake.hcl", 'variable "CUDA_VERSION" {\n  default = "13.0.2"\n}\n',
+     "docker/docker-bake.hcl:2: CUDA_VERSION=13.0.2, versions.json says 13.0.3"),
+    ("docker-bake.hcl", 'variable "FOO_VERSION" {\n  default = ""\n}\n', ":2: variable FOO_VERSION= is not managed"),
+    ("docker-bake.hcl", 'target "a" {\n  args = {\n    CUDA_VERSION = "13.0.2"\n  }\n}\n', ":3: CUDA_VERSION=13.0.2,"),
+    ("docker/bake.hcl", 'target "a" {\n  dockerfile-inline = <<EOT\nFROM scratch\nARG CUDA_VERSION=1\nEOT\n}\n',
+     "docker/bake.hcl:4: CUDA_VERSION=1, versions.json says 13.0.3"),
+    ("docker/bake.json", '{"variable":\n {"TORCH_VERSION": {"default": "2.12.0"}}}', ":2: TORCH_VERSION=2.12.0,"),
+    # pins in commands and addresses
+    ("docker/Dockerfile", f"{S}RUN a && \\\n    pip install flashinfer-python==0.6.15\n",
+     "docker/Dockerfile:3: flashinfer-python==0.6.15, versions.json says 0.6.16.post3 (FLASHINFER_VERSION)"),
+    ("docker/Dockerfile", f"{S}ARG V=0.6.15\nRUN pip install flashinfer-python==${{V}}\n", ":3: flashinfer-python==0.6.15"),
+    ("Dockerfile", f"{S}ENV T=2.1.0\nRUN pip install torch==$T\n", ":3: torch==2.1.0"),
+    ("Dockerfile", "FROM scratch AS a\nARG T=2.1.0\nFROM a\nRUN pip install torch==$T\nFROM x\nRUN pip install torch==$T\n",
+     ":4: torch==2.1.0"),
+    ("Dockerfile", f"{S}RUN pip install torch=='2.10.0'\n", ":2: torch==2.10.0"),
+    ("Dockerfile", f"{S}RUN uv pip install torch@2.10.0 x\n", ":2: torch@2.10.0"),
+    ("Dockerfile", f"{S}RUN echo '# x' && pip install torch==2.9.0\n", ":2: torch==2.9.0"),
+    ("Dockerfile", f"{S}RUN <<E\ntrue # torch==2.9.0\npip install torch==2.9.1\nE\n", ":4: torch==2.9.1"),
+    ("docker/b.sh", 'x="a # b" pip install torch==2.9.1\n', ":1: torch==2.9.1"),
+    ("docker/b.sh", "cat <<E > r.txt\ntorch==2.9.1\nE\n", ":2: torch==2.9.1"),
+    ("docker/b.sh", "pip install $X/torch-2.10.0+cu130-cp312-cp312-linux_x86_64.whl\n", ":1: torch-2.10.0+cu130"),
+    ("docker/b.sh", "curl ${GH}/flashinfer-ai/flashinfer/archive/refs/tags/v0.6.15.tar.gz\n", ":1: flashinfer at v0.6.15"),
+    ("Dockerfile", "FROM a\nRUN curl https://${GH}/o/flashinfer/releases/download/v0.6.15/x.whl\n", ":2: flashinfer at v0.6"),
+    ("Dockerfile", f"{S}ADD {AT}/flashinfer.git#v0.6.15 /x\n", "Dockerfile:2: flashinfer at v0.6.15"),
+    ("Dockerfile", f"{S}ADD {AT}/flashinfer.git?tag=v0.6.1 /x\n", ":2: flashinfer at v0.6.1,"),
+    ("docker/b.sh", f"git clone {AT}/flashinfer -b v0.6.15 && git clone {AT}/other\n", ":1: flashinfer at v0.6.15"),
+    ("docker/Dockerfile.nightly", f"{S}RUN <<EOF\n# git clone -b v0.1 {AT}/flashinfer\n"
+     f"git clone --branch v0.6.15 \\\n  {AT}/flashinfer.git\nEOF\n",
+     "docker/Dockerfile.nightly:4: flashinfer at v0.6.15, versions.json says v0.6.16.post3"),
+    # assignments
+    ("docker/build.sh", "#!/bin/sh\ndocker build \\\n  --build-arg CUDA_VERSION=13.0.2 .\n", ":3: CUDA_VERSION=13.0.2,"),
+    ("docker/build.sh", "x=${CUDA_VERSION:-13.0.2}\n", "docker/build.sh:1: CUDA_VERSION=13.0.2,"),
+    ("docker/b.sh", 'export TORCH_VERSION="${TORCH:-2.9.0}"\n', ":1: TORCH_VERSION=2.9.0"),
+    ("docker/x.py", 'FLASHINFER_VERSION: str = "0.6.15"\n', ":1: FLASHINFER_VERSION=0.6.15,"),
+    ("docker/x.py", 'A = os.environ.get("TORCH_VERSION", "2.12.0")\n', ":1: TORCH_VERSION=2.12.0,"),
+    ("docker/x.py", 'B = getenv("TORCH_VERSION") or "2.12.1"\n', ":1: TORCH_VERSION=2.12.1,"),
+    ("docker/Makefile", "TORCH_VERSION ?= 2.9.7\n", ":1: TORCH_VERSION=2.9.7,"),
+    ("docker/b.sh", "cmake -DTORCH_VERSION=0.5.5 .\n", ":1: TORCH_VERSION=0.5.5,"),
+    # requirements
+    ("requirements/cuda.txt", "flashinfer-jit-cache==0.6.16.post3+cu129\n",
+     ":1: flashinfer-jit-cache==0.6.16.post3+cu129: cu129, versions.json says 13.0.3 (CUDA_VERSION), so cu130"),
+    ("requirements/cuda.txt", "--extra-index-url https://example.invalid/whl/cu129\n",
+     ":1: https://example.invalid/whl/cu129: cu129, versions.json says"),
+    ("requirements/cuda.txt", "torch>=2\n", ":1: torch>=2 is not pinned, versions.json says 2.13.0"),
+    ("requirements/cuda.txt", "-r cuda.txt\n", "requirements/cuda.txt:1: includes itself"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("path", "text", "expected"),
-    [
-        (
-            "docker/b.sh",
-            f"git clone {DEVEL}/flashinfer -b v0.6.15 && git clone {DEVEL}/other\n",
-            [":1: flashinfer at v0.6.15"],
-        ),
-        ("docker/b.sh", f"git clone {DEVEL}/other -b v0.6.15 && git clone {DEVEL}/flashinfer\n", []),
-        (
-            "docker/b.sh",
-            f"git clone {DEVEL}/flashinfer\ncd flashinfer\ngit reset --hard v0.6.12\n",
-            [":3: flashinfer at"],
-        ),
-        ("docker/b.sh", f"git clone {DEVEL}/flashinfer; cd ../other; git checkout v1.0\n", []),
-        (
-            "docker/b.sh",
-            f'REF=v0.6.1\nexport REPO=\'{DEVEL}/flashinfer\'\n\ngit clone -b "$REF" "$REPO"\n',
-            [":4: flashinfer at v0.6.1"],
-        ),
-        ("docker/b.sh", f"if x; then REF=v0.6.1; else REF=main; fi\ngit clone -b $REF {DEVEL}/flashinfer\n", []),
-        ("Dockerfile", "FROM scratch\nENV T=2.1.0\nRUN pip install torch==$T\n", [":3: torch==2.1.0"]),
-        ("Dockerfile", "FROM scratch\nRUN T=2.1.0 && pip install torch==$T\n", [":2: torch==2.1.0"]),
-        (
-            "Dockerfile",
-            "FROM scratch AS a\nARG T=2.1.0\nFROM a\nRUN pip install torch==$T\nFROM x\nRUN pip install torch==$T\n",
-            [":4: torch==2.1.0"],
-        ),
-        ("Dockerfile", "FROM r.invalid:5000/hub/nvidia/cuda:13.0.2-devel\n", [":1: image r.invalid:5000/hub/nvidia/"]),
-        ("Dockerfile", "ARG R=r.invalid/hub\nFROM ${R}/nvidia/cuda:13.0.2-devel\n", [":2: image r.invalid/hub/nvid"]),
-        ("Dockerfile", "ARG R\nFROM ${R}/nvidia/cuda:13.0.2-devel\n", [":2: image /nvidia/cuda:13.0.2-devel"]),
-        ("Dockerfile", "FROM r.invalid/hub/nvidia/cuda:13.0.3-devel\n", []),
-        ("Dockerfile", "FROM r.invalid/my-nvidia/cuda:12.0.0\n", []),
-        (
-            "docker/b.sh",
-            f"git clone {DEVEL}/a && git -C /src/flashinfer switch --detach v0.6.1\n",
-            [":1: flashinfer at v0.6.1"],
-        ),
-        (
-            "Dockerfile",
-            f"FROM scratch\nRUN git clone {DEVEL}/flashinfer\nRUN cd flashinfer && git checkout v0.6.12\n",
-            ["Dockerfile:3: flashinfer at v0.6.12"],
-        ),
-        ("Dockerfile", f"FROM scratch\nADD {DEVEL}/flashinfer.git?tag=v0.6.1 /x\n", [":2: flashinfer at v0.6.1,"]),
-        (
-            "Dockerfile",
-            f"FROM scratch\nRUN <<EOF\ngit clone --branch \\\n v0.6.14 {DEVEL}/flashinfer.git\nEOF\n",
-            [":3: flashinfer at v0.6.14"],
-        ),
-        ("docker/b.sh", "skopeo inspect docker://nvidia/cuda:12.6.0-devel\n", [":1: image /nvidia/cuda:12.6.0-devel,"]),
-        (
-            "docker-bake.hcl",
-            'target "a" {\n  contexts = { b = "docker-image://nvidia/cuda:12.6.0-devel" }\n}\n',
-            [":2: image /nvidia/cuda:12.6.0-devel,"],
-        ),
-        ("docker/x.py", 'FLASHINFER_VERSION: str = "0.6.16.post3"\n', []),
-        ("docker/x.py", 'FLASHINFER_VERSION: str = "0.6.15"\n', [":1: FLASHINFER_VERSION=0.6.15,"]),
-        ("docker/x.py", 'TORCH_VERSION = os.environ.get("TORCH_VERSION", "2.13.0")\n', []),
-        (
-            "docker/x.py",
-            'A = os.environ.get("TORCH_VERSION", "2.12.0")\nB = getenv("TORCH_VERSION") or "2.12.1"\n',
-            [":1: TORCH_VERSION=2.12.0,", ":2: TORCH_VERSION=2.12.1,"],
-        ),
-        ("docker/b.sh", "TORCH_VERSION=\nexport X\nprintf 'TORCH_VERSION=%s\\n'\n", []),
-        ("docker/b.sh", 'sed "s/TORCH_VERSION=.*/x/"\necho "TORCH_VERSION: the version of torch"\n', []),
-        ("docker/Makefile", "TORCH_VERSION ?= 2.9.7\n", [":1: TORCH_VERSION=2.9.7,"]),
-        ("docker/Makefile", "CUDA_VERSION := 12.3\n", [":1: CUDA_VERSION=12.3,"]),
-        ("docker/b.sh", "cmake -DTORCH_VERSION=0.5.5 .\n", [":1: TORCH_VERSION=0.5.5,"]),
-        ("Dockerfile", "FROM scratch\nARG FOO_VERSION\n", ["Dockerfile:2: ARG FOO_VERSION is not managed"]),
-        ("Dockerfile", "FROM scratch\nARG FOO_VERSION=\n", ["Dockerfile:2: ARG FOO_VERSION= is not managed"]),
-        ("Dockerfile", "ARG FOO_VERSION=''\nFROM scratch\nARG FOO_VERSION\n", [":1: ARG FOO_VERSION= is not"]),
-        ("Dockerfile", "FROM scratch\nONBUILD ARG FOO_VERSION=\n", ["Dockerfile:2: ARG FOO_VERSION= is not managed"]),
-        (
-            "docker-bake.hcl",
-            'variable "FOO_VERSION" {\n  default = ""\n}\n',
-            [":2: variable FOO_VERSION= is not managed"],
-        ),
-        ("Dockerfile", "FROM scratch\nONBUILD Arg TORCH_VERSION=1.8.0\n", [":2: ARG TORCH_VERSION=1.8.0,"]),
-        ("Dockerfile", "FROM scratch\nONBUILD\tARG TORCH_VERSION=1.8.0\n", [":2: ARG TORCH_VERSION=1.8.0,"]),
-        ("Dockerfile", 'FROM scratch\nONBUILD ARG A="1\n', []),
-        ("Dockerfile", "FROM scratch\nRUN true # torch==2.9.0\n", []),
-        ("Dockerfile", "FROM scratch\nRUN echo '# x' && pip install torch==2.9.0\n", [":2: torch==2.9.0"]),
-        ("Dockerfile", "FROM scratch\nRUN echo ${#X} a#b && pip install torch==2.9.0\n", [":2: torch==2.9.0"]),
-        (
-            "Dockerfile",
-            "FROM scratch\nRUN <<E\ntrue # torch==2.9.0\npip install torch==2.9.1\nE\n",
-            [":4: torch==2.9.1"],
-        ),
-        ("docker/b.sh", "true # torch==2.9.0\npip install torch==2.9.1 # not 2.9.0\n", [":2: torch==2.9.1"]),
-        ("docker/b.sh", "# don't\ntrue  # it's torch==2.9.0\n", []),
-        ("docker/b.sh", 'x="a # b" pip install torch==2.9.1\n', [":1: torch==2.9.1"]),
-        ("docker/b.sh", "pip freeze | grep -v torch==2.9 > r.txt\npip install torch==2.9.1\n", [":2: torch==2.9.1"]),
-        ("Dockerfile", 'FROM x\nRUN grep -iv "torch==2.9|x" a && pip install torch==2.9.1\n', [":2: torch==2.9.1"]),
-        ("docker/b.sh", "grep -q torch==2.9.1 r.txt || exit 1\n", [":1: torch==2.9.1"]),
-        ("docker/b.sh", 'echo "usage: TORCH_VERSION=2.9.1 $0"\n', []),
-        ("docker/b.sh", 'echo "usage: TORCH_VERSION=2.9.1 build.sh"\n', []),
-        ("docker/b.sh", "echo 'Usage: TORCH_VERSION=2.9.1 \\$0' >&2; exit 1\n", []),
-        ("docker/b.sh", "echo 'TORCH_VERSION=2.9.1' >> env\n", [":1: TORCH_VERSION=2.9.1"]),
-        ("docker/b.sh", "echo 'usage TORCH_VERSION=2.9.1' | tee env\n", [":1: TORCH_VERSION=2.9.1"]),
-        ("docker/b.sh", "cat <<E > r.txt\nusage:\ntorch==2.9.1\nE\n", [":3: torch==2.9.1"]),
-        ("docker/b.sh", "cat <<E | sh\nusage:\ntorch==2.9.1\nE\n", [":3: torch==2.9.1"]),
-        ("docker/b.sh", "x=$(cat <<E\nusage:\ntorch==2.9.1\nE\n)\n", [":3: torch==2.9.1"]),
-        ("docker/b.sh", "cat <<E\ntorch==2.9.1\nE\n", [":2: torch==2.9.1"]),
-        ("docker/b.sh", 'sh -c "\n# x\npip install a#b torch==2.9.1\n"\n', [":3: torch==2.9.1"]),
-        ("Dockerfile", "FROM scratch\nRUN pip install torch=='2.10.0'\n", [":2: torch==2.10.0"]),
-        ("docker/b.sh", 'pip install torch=="2.10.0"\n', [":1: torch==2.10.0"]),
-        ("Dockerfile", "FROM scratch\nRUN uv pip install torch@2.10.0 x\n", [":2: torch@2.10.0"]),
-        ("docker/b.sh", "uv pip install 'torch[x]@2.13.0' me@torch@2.1 o/torch@2.1 torch@2.1@x\n", []),
-        (
-            "docker/b.sh",
-            "curl ${GH}/flashinfer-ai/flashinfer/archive/refs/tags/v0.6.15.tar.gz\n",
-            [":1: flashinfer at v0.6.15"],
-        ),
-        (
-            "Dockerfile",
-            "FROM a\nRUN curl https://${GH}/o/flashinfer/releases/download/v0.6.15/x.whl\n",
-            [":2: flashinfer at v0.6.15"],
-        ),
-        ("docker/b.sh", "pip install $X/torch-2.10.0+cu130-cp312-cp312-linux_x86_64.whl\n", [":1: torch-2.10.0+cu130"]),
-        ("docker/b.sh", "ls $HOME/flashinfer/0.6.14/ $D/flashinfer/archive/refs/tags/v0.6.16.post3.zip\n", []),
-        ("docker/b.sh", "TORCH_VERSION=${1:-2.9.0}\n", [":1: TORCH_VERSION=2.9.0"]),
-        ("docker/b.sh", 'export TORCH_VERSION="${TORCH:-2.9.0}"\n', [":1: TORCH_VERSION=2.9.0"]),
-        ("docker/b.sh", "TORCH_VERSION=${1:-2.13.0}\nTORCH_VERSION=${1:-}\n", []),
-        ("Dockerfile", "FROM scratch\nONBUILD ARG TORCH_VERSION=1.8.0\n", [":2: ARG TORCH_VERSION=1.8.0,"]),
-    ],
-)
-def test_each_place_is_one_finding_or_none(tmp_path: Path, path: str, text: str, expected: list[str]) -> None:
-    found = findings(tmp_path, {path: text})
-    assert len(found) == len(expected), found
-    assert all(want in line for want, line in zip(expected, found, strict=True)), found
+@pytest.mark.parametrize(("path", "text", "expected"), FOUND)
+def test_what_disagrees_is_one_finding_with_its_line(tmp_path: Path, path: str, text: str, expected: str) -> None:
+    (line,) = findings(tmp_path, {path: text})
+    assert expected in line
 
 
-@pytest.mark.parametrize(
-    ("path", "text", "expected"),
-    [
-        (
-            "docker/Dockerfile",
-            "# 1\nFROM scratch\nARG FLASHINFER_VERSION=0.6.15.post1\n",
-            "docker/Dockerfile:3: ARG FLASHINFER_VERSION=0.6.15.post1, versions.json says 0.6.16.post3",
-        ),
-        (
-            "docker/Dockerfile",
-            "ARG CUDA_VERSION=13.0.3\nFROM scratch AS a\nARG CUDA_VERSION=12.4.1\n",
-            "docker/Dockerfile:3: ARG CUDA_VERSION=12.4.1, versions.json says 13.0.3",
-        ),
-        (
-            "docker/cuda.Dockerfile",
-            "FROM scratch\nARG TORCH_VERSION=''\n",
-            ":2: ARG TORCH_VERSION=, versions.json says",
-        ),
-        (
-            "docker/build.image",
-            "ARG TORCH_VERSION=2\nFROM scratch\n",
-            "docker/build.image:1: ARG TORCH_VERSION=2,",
-        ),
-        (
-            "Dockerfile",
-            "FROM nvidia/cuda:13.0.2-devel\n",
-            "Dockerfile:1: image nvidia/cuda:13.0.2-devel,",
-        ),
-        (
-            "docker/Dockerfile",
-            "ARG NCCL_VERSION=2.29\nFROM scratch\n",
-            "docker/Dockerfile:1: ARG NCCL_VERSION=2.29 is not managed: versions.json has no NCCL_VERSION",
-        ),
-        (
-            "docker/Dockerfile",
-            "ARG torch_version=2.13.0\nFROM scratch\n",
-            "versions.json has no torch_version; did you mean TORCH_VERSION?",
-        ),
-        (
-            "docker/Dockerfile",
-            'FROM scratch\nARG FLASHINFER_GIT_REF="v0.3.1"\n',
-            "docker/Dockerfile:2: FLASHINFER_GIT_REF at v0.3.1, versions.json says v0.6.16.post3 (FLASHINFER_VERSION)",
-        ),
-        (
-            "docker/Dockerfile",
-            "ARG MINOR=13.0\nFROM nvidia/cuda:${MINOR}.2-base\n",
-            "docker/Dockerfile:2: image nvidia/cuda:13.0.2-base, versions.json says 13.0.3 (CUDA_VERSION)",
-        ),
-        (
-            "docker/Dockerfile",
-            "FROM scratch\nRUN a && \\\n    pip install flashinfer-python==0.6.15\n",
-            "docker/Dockerfile:3: flashinfer-python==0.6.15, versions.json says 0.6.16.post3 (FLASHINFER_VERSION)",
-        ),
-        (
-            "docker/Dockerfile",
-            "FROM scratch\nARG V=0.6.15\nRUN pip install flashinfer-python==${V}\n",
-            "docker/Dockerfile:3: flashinfer-python==0.6.15, versions.json says",
-        ),
-        (
-            "docker/Dockerfile.nightly",
-            "FROM scratch\nRUN <<EOF\n# git clone -b v0.1 https://example.invalid/o/flashinfer\n"
-            "git clone --branch v0.6.15 \\\n  https://example.invalid/o/flashinfer.git\nEOF\n",
-            "docker/Dockerfile.nightly:4: flashinfer at v0.6.15, versions.json says v0.6.16.post3",
-        ),
-        (
-            "docker/Dockerfile",
-            "FROM scratch\nADD https://example.invalid/o/flashinfer.git#v0.6.15 /x\n",
-            "docker/Dockerfile:2: flashinfer at v0.6.15",
-        ),
-        (
-            "docker/Dockerfile",
-            "FROM scratch\nENV FLASHINFER_VERSION 0.6.15\n",
-            "docker/Dockerfile:2: FLASHINFER_VERSION=0.6.15, versions.json says",
-        ),
-        (
-            "docker/Dockerfile",
-            "FROM scratch\nONBUILD ARG TORCH_VERSION=1\n",
-            "docker/Dockerfile:2: ARG TORCH_VERSION=1, versions.json says 2.13.0",
-        ),
-        (
-            "docker/Dockerfile",
-            "FROM scratch\nRUN <<EOF\nx\n",
-            ":2: BuildKit refuses this: unterminated heredoc",
-        ),
-        (
-            "docker/Dockerfile",
-            'FROM scratch\nARG A="1\n',
-            ':2: BuildKit refuses this: "1: unexpected end',
-        ),
-        (
-            "docker/docker-bake.hcl",
-            'variable "CUDA_VERSION" {\n  default = "13.0.2"\n}\n',
-            "docker/docker-bake.hcl:2: CUDA_VERSION=13.0.2, versions.json says 13.0.3",
-        ),
-        (
-            "docker-bake.hcl",
-            'target "a" {\n  args = {\n    CUDA_VERSION = "13.0.2"\n  }\n}\n',
-            "docker-bake.hcl:3: CUDA_VERSION=13.0.2, versions.json says 13.0.3",
-        ),
-        (
-            "docker/bake.hcl",
-            'target "a" {\n  dockerfile-inline = <<EOT\nFROM scratch\nARG CUDA_VERSION=1\nEOT\n}\n',
-            "docker/bake.hcl:4: CUDA_VERSION=1, versions.json says 13.0.3",
-        ),
-        (
-            "docker/bake.json",
-            '{"variable":\n {"TORCH_VERSION": {"default": "2.12.0"}}}',
-            "docker/bake.json:2: TORCH_VERSION=2.12.0, versions.json says 2.13.0",
-        ),
-        (
-            "docker/build.sh",
-            "#!/bin/sh\ndocker build \\\n  --build-arg CUDA_VERSION=13.0.2 .\n",
-            "docker/build.sh:3: CUDA_VERSION=13.0.2, versions.json says 13.0.3",
-        ),
-        (
-            "docker/build.sh",
-            "x=${CUDA_VERSION:-13.0.2}\n",
-            "docker/build.sh:1: CUDA_VERSION=13.0.2,",
-        ),
-        ("docker/compose.yaml", "a:\n  image: nvidia/cuda:12.9.1\n", "docker/compose.yaml:2: image nvidia/cuda:12.9.1"),
-        (
-            "requirements/cuda.txt",
-            "flashinfer-jit-cache==0.6.16.post3+cu129\n",
-            "requirements/cuda.txt:1: flashinfer-jit-cache==0.6.16.post3+cu129: cu129, versions.json says 13.0.3 "
-            "(CUDA_VERSION), so cu130",
-        ),
-        (
-            "requirements/cuda.txt",
-            "--extra-index-url https://example.invalid/whl/cu129\n",
-            "requirements/cuda.txt:1: https://example.invalid/whl/cu129: cu129, versions.json says",
-        ),
-        (
-            "requirements/cuda.txt",
-            "torch>=2\n",
-            "requirements/cuda.txt:1: torch>=2 is not pinned, versions.json says 2.13.0",
-        ),
-        ("requirements/cuda.txt", "-r cuda.txt\n", "requirements/cuda.txt:1: includes itself"),
-    ],
-)
-def test_what_disagrees_is_named(tmp_path: Path, path: str, text: str, expected: str) -> None:
-    found = findings(tmp_path, {path: text})
-    assert any(expected in line for line in found), found
+LEFT_ALONE = [
+    ("docker/Dockerfile", "ARG CUDA_VERSION=13.0.3\nFROM nvidia/cuda:${CUDA_VERSION}-devel-ubuntu24.04\n"),
+    ("docker/Dockerfile", f"{S}ARG TORCH_VERSION\nARG LABEL=${{TORCH_VERSION}}-x\n"),
+    ("docker/Dockerfile", "ARG CUDA_VERSION=13.0.3\nARG BASE_CUDA_VERSION=${CUDA_VERSION}\nFROM scratch\n"),
+    ("docker/Dockerfile", f'{S}ARG TORCH_VERSION="2.13.0"\nRUN pip install "torch==${{TORCH_VERSION}}"\n'),
+    ("docker/Dockerfile", f"{S}RUN git clone -b main {AT}/flashinfer\nRUN pip install pyjwt==2.14.0 torchtitan==1.0\n"),
+    ("docker/Dockerfile", f"{S}RUN <<EOF\nARG NCCL_VERSION=9.9\nEOF\n"),
+    ("docker/Dockerfile", f"{S}RUN true # torch==2.9.0\n"),
+    ("docker/Dockerfile", "FROM example.invalid/mirror/python:3.9\n"),
+    ("docker/Dockerfile", "FROM r.invalid/my-nvidia/cuda:12.0.0\n"),
+    ("docker/Dockerfile.dockerignore", "TORCH_VERSION=1\n"),
+    ("docker/notes.md", "torch==1.0\n"),
+    ("docker/data.bin", "\0\0TORCH_VERSION=1"),
+    ("docker/b.sh", f"git clone {AT}/other -b v0.6.15 && git clone {AT}/flashinfer\n"),
+    ("docker/b.sh", "TORCH_VERSION=\nexport X\nprintf 'TORCH_VERSION=%s\\n'\nTORCH_VERSION=${1:-2.13.0}\n"),
+    ("docker/b.sh", 'sed "s/TORCH_VERSION=.*/x/"\necho "TORCH_VERSION: the version of torch"\n# don\'t\ntrue  # torch==2.9\n'),
+    ("docker/b.sh", "uv pip install 'torch[x]@2.13.0' me@torch@2.1 o/torch@2.1 torch@2.1@x\n"),
+    ("docker/b.sh", "ls $HOME/flashinfer/0.6.14/ $D/flashinfer/archive/refs/tags/v0.6.16.post3.zip\n"),
+    ("docker/x.py", 'TORCH_VERSION = os.environ.get("TORCH_VERSION", "2.13.0")\n'),
+    ("requirements/cuda.txt", "torch==2.13.0+cu130\npyjwt>=2.14.0\n--find-links https://example.invalid/whl/cu130\n"),
+    ("requirements/cuda.txt", "torch==2.13 ; python_version > '3'\n"),
+    ("elsewhere/requirements.txt", "torch==1\n"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("path", "text"),
-    [
-        ("docker/Dockerfile", "ARG CUDA_VERSION=13.0.3\nFROM nvidia/cuda:${CUDA_VERSION}-devel-ubuntu24.04\n"),
-        ("docker/Dockerfile", "FROM scratch\nARG TORCH_VERSION\nARG LABEL=${TORCH_VERSION}-x\n"),
-        ("docker/Dockerfile", "ARG CUDA_VERSION=13.0.3\nARG BASE_CUDA_VERSION=${CUDA_VERSION}\nFROM scratch\n"),
-        ("docker/Dockerfile", 'FROM scratch\nARG TORCH_VERSION="2.13.0"\nRUN pip install "torch==${TORCH_VERSION}"\n'),
-        ("docker/Dockerfile", "FROM scratch\nRUN git clone -b main https://example.invalid/o/flashinfer\n"),
-        ("docker/Dockerfile", "FROM scratch\nRUN pip install pyjwt==2.14.0 torchtitan==1.0\n"),
-        ("docker/Dockerfile", "FROM example.invalid/mirror/python:3.9\n"),
-        ("docker/Dockerfile.dockerignore", "TORCH_VERSION=1\n"),
-        ("docker/notes.md", "torch==1.0\n"),
-        ("docker/data.bin", "\0\0TORCH_VERSION=1"),
-        (
-            "requirements/cuda.txt",
-            "torch==2.13.0+cu130\npyjwt>=2.14.0\n--find-links https://example.invalid/whl/cu130\n",
-        ),
-        ("requirements/cuda.txt", "torch==2.13 ; python_version > '3'\n"),
-        ("requirements/notes.md", "torch==1\n"),
-        ("elsewhere/requirements.txt", "torch==1\n"),
-    ],
-)
+@pytest.mark.parametrize(("path", "text"), LEFT_ALONE)
 def test_what_agrees_is_left_alone(tmp_path: Path, path: str, text: str) -> None:
     assert findings(tmp_path, {path: text}) == []
-
-
-def test_an_ill_named_arg_in_a_heredoc_is_none(tmp_path: Path) -> None:
-    assert findings(tmp_path, {"docker/Dockerfile": "FROM scratch\nRUN <<EOF\nARG NCCL_VERSION=9.9\nEOF\n"}) == []
 
 
 def test_a_bake_value_without_quotes_is_read(tmp_path: Path) -> None:
@@ -451,13 +256,14 @@ def test_what_is_no_ordinary_file_is_a_finding_and_not_waited_for(tmp_path: Path
 @pytest.mark.parametrize(
     ("path", "lines"),
     [
-        ("docker/Dockerfile.x", [f"ARG A{n}=$A{n - 1}\nRUN echo $A1" for n in range(2_000)]),
-        ("docker/Dockerfile.x", [f"RUN echo {n} \\\n  && true" for n in range(5_000)]),
-        ("docker/x.sh", ["git -C a clone -b v1 https://example.invalid/o/flashinfer && cd x"] * 5_000),
-        ("docker/x.sh", ["TORCH_VERSION=2.13.0 torch==2.13.0 nvidia/cuda:13.0.3"] * 5_000),
+        ("docker/Dockerfile.x", [f"ARG A{n}=$A{n - 1}\nRUN echo $A1 \\\n  && true" for n in range(2_000)]),
+        (
+            "docker/x.sh",
+            ["git clone -b main https://example.invalid/o/x TORCH_VERSION=2.13.0 nvidia/cuda:13.0.3"] * 5_000,
+        ),
         ("requirements/a.txt", [f"p{n}==1.0 \\\n  --hash=sha256:0" for n in range(5_000)]),
     ],
-    ids=["args", "runs", "clones", "hits", "pins"],
+    ids=["dockerfile", "script", "pins"],
 )
 def test_a_large_file_takes_seconds(tmp_path: Path, path: str, lines: list[str]) -> None:
     above = "FROM scratch AS s0\n" if "Dockerfile" in path else ""

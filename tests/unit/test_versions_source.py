@@ -29,7 +29,7 @@ def test_our_own_file_holds_what_people_decide_on() -> None:
     versions = load(ROOT)
     assert len(versions) <= 12
     assert versions["BASE_IMAGE"] == f"python:{versions['PYTHON_IMAGE_VERSION']}-slim-{versions['DEBIAN_SUITE']}"
-    assert versions.governor("FlashInfer_jit.cache") == "FLASHINFER_VERSION"
+    assert versions.packages()["flashinfer-jit-cache"] == "FLASHINFER_VERSION"
     assert set(versions.locks) >= {"host", "dev", "image-cpu", "image-cuda", "compiler-cuda"}
     assert versions.locks["image-cpu"].cpu and not versions.locks["image-cuda"].cpu
 
@@ -80,7 +80,7 @@ def test_our_own_file_holds_what_people_decide_on() -> None:
         (source({"A": "1"}, {}, locks={"x": {**LOCK, "for": "mars"}}), "locks.x.for:"),
         (source({"A": "1"}, {}, locks={"x": {**LOCK, "python": "new"}}), "x is for Python 'new', which is no version"),
         (source({"A": "1"}, {}, locks={"../x": LOCK}), "locks.../x:"),
-        ("\ufeff" + source({"A": "1"}), "versions.json:1:1: begins with a byte order mark"),
+        ("\ufeff" + source({"A": "1"}), "versions.json:1: begins with a byte order mark"),
         (b'{"variable": {\n"A": {"default": "\xff"}}}', "versions.json:2: is not UTF-8 from here on"),
         ("[" * 100000, "nested too deeply"),
     ],
@@ -106,14 +106,14 @@ def test_a_missing_or_unreadable_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(SourceInvalid, match="there is no"):
         load(tmp_path)
     (tmp_path / "versions.json").mkdir()
-    with pytest.raises(SourceInvalid, match="no ordinary file"):
+    with pytest.raises(SourceInvalid, match="cannot be read: no ordinary file"):
         load(tmp_path)
 
 
 @pytest.mark.parametrize("depth", [30, 60])
 def test_a_value_that_doubles_without_end_is_refused(depth: int) -> None:
     doubling = {f"A{n}": f"${{A{n + 1}}}${{A{n + 1}}}" for n in range(depth)} | {f"A{depth}": "1"}
-    assert any("is longer than" in line or "exceeds 50" in line for line in problems(source(doubling)))
+    assert any("is longer than" in line for line in problems(source(doubling)))
 
 
 @settings(deadline=None)  # the machine may be busy

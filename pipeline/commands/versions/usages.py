@@ -22,11 +22,11 @@ def execute(arguments: argparse.Namespace) -> int:
     """Print one line, or one object, per place."""
     from pipeline.versions.check import in_words, usages
     from pipeline.versions.findings import near
-    from pipeline.versions.source import FILE, load
+    from pipeline.versions.source import FILE, canonical, load
 
     versions = load(arguments.root)
     if arguments.name not in versions:
-        governor = versions.governor(arguments.name)
+        governor = versions.packages().get(canonical(arguments.name))
         said = f"{arguments.name} is governed by {governor}: `pipeline versions usages {governor}`" if governor else ""
         hint = said or near(arguments.name, versions).removeprefix("; ") or f"names stand in {FILE}"
         raise UsageError(f"{FILE} has no {arguments.name}", hint=hint)
