@@ -10,6 +10,7 @@ files, from whichever index.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -95,8 +96,9 @@ def _failed(lock: Path, error: ProcessFailed, log_path: str) -> BuildError:
     elif "DO NOT MATCH THE HASHES" in whole:
         message = f"an index has another wheel than {lock.name} names by its hash"
         hint = "where that is right, `pipeline versions bump --refresh` locks what your index has"
-    elif "No matching distribution" in whole or "Could not find a version" in whole:
-        message = f"an index of this host lacks a wheel of {lock.name}: {said[0].removeprefix('ERROR: ')[:200]}"
+    elif missing := re.search(r"(?:distribution found for|the requirement|Cannot install) (\S+)", whole):
+        # "Cannot install": pip speaks of conflicts where an index has other builds of the same version
+        message = f"an index of this host lacks a wheel of {lock.name}: {missing[1]}"
         hint = (
             "add an index that has it to pip's own configuration (`pip config set global.extra-index-url URL`; torch "
             "for CPUs lies on an index of PyTorch's), or a find-links folder"

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from pipeline.daemon import Engine
 from pipeline.daemon.buildx import CALL, environment, parse_version
 from pipeline.run import clean_environment
+from pipeline.versions import load
 from pipeline.versions.dockerfile import Arg, Dockerfile, read
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,8 +148,7 @@ def disagreements(outline: Outline, text: str) -> list[str]:
             if value != (arg.value or ""):
                 wrong.append(f"{target}: {name} is {value!r}, we read {arg.value!r}")
             first = first_line(found, arg.line)
-            onbuild = any(one.name == "ONBUILD" and one.start_line == first for one in found.instructions)
-            if arg.value is not None and line != first and not onbuild:
+            if arg.value is not None and line != first:
                 wrong.append(f"{target}: {name} is on line {line}, we read {first}")
         known = {arg.name for arg in found.args}
         wrong += [f"{target}: {name} is missing here" for name in shown if name not in known and name.isidentifier()]
@@ -168,6 +168,15 @@ def test_cases(outline: Outline, path: Path) -> None:
 @pytest.mark.parametrize("path", RENDERED, ids=lambda path: path.name)
 def test_every_dockerfile_that_we_render(outline: Outline, path: Path) -> None:
     assert disagreements(outline, path.read_bytes().decode()) == []
+
+
+def test_versions_json_is_a_bake_variable_file(outline: Outline, tmp_path: Path) -> None:
+    versions = load(ROOT)
+    args = "".join(f"    {name} = {name}\n" for name in versions)
+    (tmp_path / "x.hcl").write_text(f'target "default" {{\n  args = {{\n{args}  }}\n}}\n')
+    words = ["docker", "buildx", "bake", "--print", "-f", str(tmp_path / "x.hcl"), "-f", str(ROOT / "versions.json")]
+    done = subprocess.run(words, env=outline.env, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+    assert json.loads(done.stdout)["target"]["default"]["args"] == dict(versions)
 
 
 NAMES = st.sampled_from(["A", "B", "C", "D", "LONG_NAME_1"])
@@ -229,7 +238,7 @@ def dockerfiles(draw: Any) -> str:
         stages.append(f"s{number}")
         for _ in range(draw(st.integers(0, 4))):
             env = st.builds("ENV {}={}".format, NAMES, VALUES)
-            others = st.sampled_from(["", "# note", "ENV A b  c", "ONBUILD ARG LATER=1", "WORKDIR /x", "LABEL a=b"])
+            others = st.sampled_from(["", "# note", "ENV A b  c", "WORKDIR /x", "LABEL a=b"])
             lines.append(draw(st.one_of(arg_lines(), arg_lines(), env, HEREDOCS, others)))
     text = "\n".join(lines) + draw(st.sampled_from(["", "\n"]))
     text = text.replace("\n", "\r\n") if draw(st.integers(0, 6)) == 0 else text

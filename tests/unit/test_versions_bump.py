@@ -1,15 +1,28 @@
-"""`pipeline versions bump` on trees whose packages come from a folder of wheels: no network, the real pip and uv."""
+"""`pipeline versions bump` with the real pip and uv: packages come from a folder of wheels, or from an index of the test.
+
+What a build then fetches by a lock is tested here as well: the wheel that is named, or none.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import shutil
+import threading
 import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from versions_trees import plant, source, texts
 
 from pipeline.__main__ import main
+from pipeline.contract.errors import BuildError
+from pipeline.image.probe import BaseFacts
+from pipeline.image.wheels import ensure_wheelhouse
 from pipeline.versions.check import check
 from pipeline.versions.lock import pinned, pip_config
 
@@ -35,32 +48,47 @@ def wheel(folder: Path, name: str, version: str, *requires: str, tag: str = "py3
         file.writestr(f"{info}/RECORD", "")
 
 
-@pytest.fixture
-def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """pip is configured for a folder of wheels and for no index."""
-    folder = tmp_path / "wheels"
-    for version in ("1", "2", "3"):
-        wheel(folder, "b", f"{version}.0")
-        wheel(folder, "c", f"{version}.0")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of wheels and a tree whose lock was compiled from it, to copy from."""
+    place = tmp_path_factory.mktemp("made")
+    folder = place / "wheels"
+    for version in ("1.0", "2.0", "3.0"):
+        wheel(folder, "b", version)
+        wheel(folder, "c", version)
     wheel(folder, "top", "1.0", "b", "c<3")
     wheel(folder, "top", "2.0", "b>=2", "c>=2,<3", "extra")
     wheel(folder, "top", "3.0", "missing")
     wheel(folder, "extra", "1.0")
-    plant(tmp_path, {"pip.conf": f"[global]\nno-index = true\nfind-links = {folder}\n"})
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    return folder
+    locks = {"app": {"python": "${PYTHON_VERSION}", "for": "any system"}}
+    tree = plant(place / "tree", {"versions.json": source(VALUES, GOVERNS, locks=locks), **FILES})
+    with pytest.MonkeyPatch.context() as patch:
+        configure(patch, place, f"no-index = true\nfind-links = {folder}")
+        assert main(["versions", "sync", "--root", str(tree)]) == 0
+        assert main(["versions", "bump", "--refresh", "--root", str(tree)]) == 0
+    assert check(tree).findings == []
+    return place
+
+
+def configure(patch: pytest.MonkeyPatch, place: Path, settings: str) -> None:
+    """Let pip read these settings and no others."""
+    plant(place, {"pip.conf": f"[global]\n{settings}\n"})
+    patch.setenv("PIP_CONFIG_FILE", str(place / "pip.conf"))
+    patch.delenv("PIP_FIND_LINKS", raising=False)
 
 
 @pytest.fixture
-def root(tmp_path: Path, wheels: Path) -> Path:
+def wheels(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """pip is configured for a folder of wheels and for no index."""
+    shutil.copytree(made / "wheels", tmp_path / "wheels")
+    configure(monkeypatch, tmp_path, f"no-index = true\nfind-links = {tmp_path / 'wheels'}")
+    return tmp_path / "wheels"
+
+
+@pytest.fixture
+def root(made: Path, tmp_path: Path, wheels: Path) -> Path:
     """A tree whose lock was compiled."""
-    locks = {"app": {"python": "${PYTHON_VERSION}", "for": "any system"}}
-    tree = plant(tmp_path / "tree", {"versions.json": source(VALUES, GOVERNS, locks=locks), **FILES})
-    assert main(["versions", "sync", "--root", str(tree)]) == 0
-    assert main(["versions", "bump", "--refresh", "--root", str(tree)]) == 0
-    assert check(tree).findings == []
-    return tree
+    return shutil.copytree(made / "tree", tmp_path / "tree")
 
 
 def bump(root: Path, *words: str) -> int:
@@ -219,11 +247,126 @@ def test_pip_s_configuration_is_handed_to_uv(tmp_path: Path, monkeypatch: pytest
     assert config.environment["ALL_PROXY"] == "http://proxy.invalid:1"
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9/simple"])
-def test_an_index_that_is_down(root: Path, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    plant(tmp_path, {"pip.conf": f"[global]\nindex-url = {url}\nretries = 0\n"})
+# ---- an index
+
+
+class Index:
+    """A package index over a folder of wheels; `status` answers every request, `yanked` are withdrawn versions."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.status = 200
+        self.yanked: set[str] = set()
+
+    def answer(self, path: str) -> bytes | None:
+        """The bytes of a page or a file; None where there is none."""
+        if path.startswith("/files/"):
+            return (self.folder / unquote(path.rpartition("/")[2])).read_bytes()
+        name = path.strip("/").rpartition("/")[2]
+        rows = []
+        for file in sorted(self.folder.glob(f"{name}-*.whl")):
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            mark = ' data-yanked="a bad build"' if "-".join(file.name.split("-")[:2]) in self.yanked else ""
+            rows.append(f'<a href="/files/{file.name}#sha256={digest}"{mark}>{file.name}</a>')
+        return "\n".join(rows).encode() or None
+
+
+@pytest.fixture
+def index(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """pip is configured for an index, and for no folder."""
+    found = Index(wheels)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            data = found.answer(self.path) if found.status == 200 else None
+            self.send_response(found.status if data is not None or found.status != 200 else 404)
+            self.send_header("Content-Type", "application/octet-stream" if "/files/" in self.path else "text/html")
+            self.send_header("Content-Length", str(len(data or b"")))
+            self.end_headers()
+            if data and self.command == "GET":
+                self.wfile.write(data)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    configure(monkeypatch, wheels.parent, f"index-url = http://127.0.0.1:{server.server_port}/simple\nretries = 0")
+    yield found
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("kind", ["down", "500"])
+def test_an_index_that_does_not_answer_is_named_and_nothing_is_written(
+    root: Path, tmp_path: Path, index: Index, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    index.status = 500
+    if kind == "down":
+        configure(monkeypatch, tmp_path, "index-url = http://127.0.0.1:9/simple\nretries = 0")
     before = state(root)
     assert bump(root, "TOP_VERSION=2.0") == 2
     err = capsys.readouterr().err
     assert "requirements/app.in cannot be compiled" in err and "Traceback" not in err
+    assert "http://127.0.0.1:" in err and ("500 Internal Server Error" in err) is (kind == "500")
     assert state(root) == before
+
+
+def test_a_version_that_the_index_lacks_is_refused_with_the_nearest(root: Path, index: Index, capsys: Any) -> None:
+    before = state(root)
+    assert bump(root, "TOP_VERSION=2.0.1") == 2
+    assert 'the index has no top 2.0.1: nothing was written\nhint: did you mean "2.0"?' in capsys.readouterr().err
+    assert state(root) == before
+
+
+def test_what_was_yanked_is_said_and_kept_until_it_is_moved(root: Path, index: Index, capsys: Any) -> None:
+    index.yanked = {"top-2.0", "b-3.0"}
+    assert bump(root, "TOP_VERSION=2.0") == 0
+    err = capsys.readouterr().err
+    assert '`top==2.0` is yanked (reason: "a bad build")' in err and "`b==3.0` is yanked" in err
+    assert pinned((root / "requirements/app.txt").read_bytes())["b"] == "3.0"
+    assert bump(root, "--upgrade", "b") == 0
+    assert pinned((root / "requirements/app.txt").read_bytes())["b"] == "2.0"
+    assert bump(root, "--latest", "TOP_VERSION") == 2  # 3.0 requires what nobody has
+    assert "missing" in capsys.readouterr().err
+
+
+# ---- what a build fetches by a lock
+
+FACTS = BaseFacts("3.11", "x86_64", (2, 36), {})
+
+
+def fetch(root: Path, lock: Path) -> list[str]:
+    session: Any = SimpleNamespace(home=root / "home", log=root / "log")
+    house = ensure_wheelhouse(session, lock, FACTS)
+    return sorted(path.name for path in house.path.iterdir())
+
+
+def test_a_build_takes_the_wheels_of_the_lock_and_stops_at_any_other(root: Path, wheels: Path, index: Index) -> None:
+    lock = root / "requirements/app.txt"
+    names = ["b-3.0-py3-none-any.whl", "c-2.0-py3-none-any.whl", "requirements.txt", "top-1.0-py3-none-any.whl"]
+    index.yanked = {"top-1.0"}
+    assert fetch(root, lock) == names  # yanked since: a lock still has it
+    shutil.rmtree(root / "home")
+    wheel(wheels, "b", "3.0", "os-of-somebody-else")
+    with pytest.raises(BuildError, match=r"an index has another wheel than app\.txt names by its hash") as caught:
+        fetch(root, lock)
+    assert any("b==3.0" in line for line in caught.value.details), caught.value.details
+    assert "pipeline versions bump --refresh" in caught.value.hint
+    assert not list((root / "home/wheels").glob("[0-9a-f]*"))
+
+
+def test_a_user_without_the_index_of_torch_s_cpu_builds_is_told_of_it(root: Path, wheels: Path, index: Index) -> None:
+    wheel(wheels, "torch", "2.0")
+    lock = plant(root, {"torch.txt": f"torch==2.0+cpu --hash=sha256:{'0' * 64}\n"}) / "torch.txt"
+    with pytest.raises(BuildError, match=r"lacks a wheel of torch\.txt: .*torch==2\.0\+cpu") as caught:
+        fetch(root, lock)
+    assert "torch for CPUs lies on an index of PyTorch's" in caught.value.hint
+    wheel(wheels, "torch", "2.0+cpu")  # an index that has another build of it
+    with pytest.raises(BuildError, match="another wheel than") as caught:
+        fetch(root, lock)
+    assert any("torch==2.0+cpu" in line for line in caught.value.details)
