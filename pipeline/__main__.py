@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
-from . import __version__, log
+from . import __version__, log, terminal
 from .commands import COMMANDS, Command, Group, commands
 from .contract.commandline import Parser
 from .contract.errors import PipelineError, UsageError
@@ -124,6 +124,7 @@ def _run(words: Sequence[str]) -> int:
         parser.refuse(unknown or rest)
     arguments.rest = rest  # what stands behind `--`: words of another program
     log.set_level(getattr(arguments, "verbosity", log.NORMAL))
+    log.set_display(terminal.display())
     if getattr(arguments, "print_completion", None):
         import shtab
 

@@ -9,13 +9,33 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 from .contract.errors import PipelineError
 
 QUIET, NORMAL, VERBOSE = -1, 0, 1
 _COLOURS = {"dim": "2", "red": "31", "green": "32", "yellow": "33", "bold": "1"}
 _level = NORMAL
+
+
+class Display(Protocol):
+    """Shows running steps; `pipeline.terminal` has two, and without one steps are plain lines."""
+
+    def step(self, title: str) -> AbstractContextManager[None]:
+        """Show a step for as long as it runs."""
+
+    def progress(self, text: str, done: int | None, of: int) -> None:
+        """Say what the innermost step is at."""
+
+
+_display: Display | None = None
+
+
+def set_display(display: Display | None) -> None:
+    """Choose how steps are shown."""
+    global _display  # noqa: PLW0603 - one process has one stderr
+    _display = display
 
 
 def set_level(level: int) -> None:
@@ -30,7 +50,7 @@ def is_verbose() -> bool:
 
 
 def _paint(text: str, colour: str) -> str:
-    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("NO_COLOR"):
+    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text
     return f"\033[{_COLOURS[colour]}m{text}\033[0m"
 
@@ -57,14 +77,24 @@ def _say(text: str) -> None:
 @contextmanager
 def step(title: str) -> Iterator[None]:
     """Announce a step, and on leaving it say how long it took or that it failed."""
-    _say(f"{_paint('→', 'bold')} {title}")
     began = time.monotonic()
     try:
-        yield
+        if _display is None or _level <= QUIET:
+            _say(f"{_paint('→', 'bold')} {title}")
+            yield
+        else:
+            with _display.step(title):
+                yield
     except BaseException:
         line(f"{_paint('✗', 'red')} {title} {_paint(f'{time.monotonic() - began:.1f}s', 'dim')}")
         raise
     _say(f"{_paint('✓', 'green')} {title} {_paint(f'{time.monotonic() - began:.1f}s', 'dim')}")
+
+
+def progress(text: str, done: int | None = None, of: int = 0) -> None:
+    """Say what the running step is at, where it is shown live: `done` of `of` parts, or as many as said before."""
+    if _display is not None:
+        _display.progress(text, done, of)
 
 
 def note(text: str) -> None:

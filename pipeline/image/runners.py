@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 Form = Literal["stage", "classic stage", "container"]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_OP = re.compile(r"\s*(\d+)/(\d+) ")  # the tuner begins op k of n
 _PREVIOUS, _OUT = "/previous", "/out"
 _EVERY = 2.0  # seconds between two copies of finished ops at least
 
@@ -115,6 +116,8 @@ def repeat(line: str) -> None:
     plain = _COLOURS.sub("", line).rstrip()  # the classic builder paints what a step says on stderr
     if plain and not plain.startswith("{"):
         log.note(f"│ {plain}")
+        op = _OP.match(plain)
+        log.progress(plain.strip(), *((int(op[1]) - 1, int(op[2])) if op else ()))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import secrets
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ _OUT = "out"
 _PACKAGE = Path(__file__).resolve().parent.parent
 _CODE = ("__init__.py", "run.py", "log.py", "contract/*.py", "servers/__init__.py", "servers/watch.py",
          "servers/starts.py", "servers/kinds.py", "servers/collect.py")  # fmt: skip
+_START = re.compile(r"\s*start (\d+): ")  # begins, or is ready
 _SLACK = 300.0  # seconds beside the server's own: looking at the file system, packing
 _SHARED_MEMORY = 8 << 30
 _LABEL = "tuned-image-pipeline"
@@ -184,7 +186,7 @@ def _finish(container: Container, spec: Spec, logfile: Path) -> int:
     logfile.parent.mkdir(parents=True, exist_ok=True)
     most = spec.most * (spec.ready + spec.answer * max(1, len(spec.requests))) + _SLACK
     with logfile.open("a", encoding="utf-8") as sink:
-        follower = Thread(target=_follow, args=(container, sink.write), daemon=True)
+        follower = Thread(target=_follow, args=(container, sink.write, spec.most), daemon=True)
         follower.start()
         try:
             return int(container.wait(timeout=most)["StatusCode"])
@@ -195,7 +197,7 @@ def _finish(container: Container, spec: Spec, logfile: Path) -> int:
             follower.join(10.0)
 
 
-def _follow(container: Container, write: Callable[[str], object]) -> None:
+def _follow(container: Container, write: Callable[[str], object], most: int) -> None:
     from pipeline import log
 
     pending = ""
@@ -205,6 +207,8 @@ def _follow(container: Container, write: Callable[[str], object]) -> None:
             with contextlib.suppress(ValueError):  # the log was closed: the container outlived its bound
                 write(line + "\n")
             log.line(line)
+            start = _START.match(line)
+            log.progress(line.strip(), *((int(start[1]) - ("ready" not in line), most) if start else ()))
 
 
 def _fetch(container: Container, out: Path) -> None:
