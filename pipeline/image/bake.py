@@ -15,17 +15,16 @@ from typing import Any
 
 from pipeline import log
 from pipeline.contract.errors import BuildError
-from pipeline.contract.places import CODE_ROOT, ENV_FILE
+from pipeline.contract.places import ENV_FILE
 
 from .buildx import Build, Built, Export, build, stat_digest
 from .contexts import Destination, Staging, stage_layer
-from .names import ENTRYPOINT, ENVIRONMENT, INPUTS, KEY, PREFIX, PRODUCER
+from .names import ENTRY, ENTRYPOINT, ENVIRONMENT, INPUTS, KEY, PREFIX, PRODUCER, own_labels
 from .probe import destinations
 from .producer import CacheDir, WarmUp
 from .resolve import Inputs
 from .session import Session
 
-ENTRY = f"{CODE_ROOT}/bin/pipeline-run"
 _NOTHING = ("/bin/sh",)  # an image that runs nothing of its own still starts with something
 _OCI = "org.opencontainers.image"
 
@@ -96,7 +95,7 @@ def bake(inputs: Inputs, warm: WarmUp, session: Session, export: Export | None =
         raise BuildError(
             f"{inputs.base.reference} became another image meanwhile ({str(now)[:19]}…)", hint="run it again"
         )
-    warm = _beside_those_of_base(warm, inputs.base.config.get("Labels") or {})
+    warm = _beside_those_of_base(warm, own_labels(inputs.base.config))
     places = destinations(session, inputs.base, [one.path for one in warm.caches])
     with log.step("bake the caches into the last layers"):
         layers, contexts = [], dict(inputs.recipe.contexts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tarfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from pipeline.contract.files import alone, write_json
 from pipeline.contract.scratch import scratch
 from pipeline.run import ProcessFailed, run
 
-from .session import Session, created
+from .containers import ContainerSpec, run_one
+from .session import Session, created, drop_image
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -76,25 +76,18 @@ def find(client: DockerClient, reference: str, origin: str) -> Base | None:
     return Base(reference, str(attrs["Id"]), origin, digests[0] if digests else "", attrs.get("Config") or {})
 
 
-def present(client: DockerClient, *, wanted: str, default: str, suite: str) -> Base | None:
-    """The base that `obtain` would return, where the engine has it already; nothing is pulled or made."""
-    if wanted:
-        return find(client, wanted, "given")
-    return find(client, default, "present") or find(client, _reference(BASE_NAME, suite), "bootstrapped")
-
-
 def obtain(session: Session, *, wanted: str, default: str, suite: str) -> Base:
     """Return a base that is present in the engine.
 
     `wanted` is the user's choice (empty: none); it is pulled when absent and never replaced. `default` is the pinned
     reference. Where no registry answers, Debian `suite` is bootstrapped instead.
     """
-    here = present(session.client, wanted=wanted, default=default, suite=suite)
-    if here is not None and here.origin == "bootstrapped":
-        return _renewed(session, here, suite)
+    asked = wanted or default
+    here = find(session.client, asked, "given" if wanted else "present")
     if here is not None:
         return here
-    asked = wanted or default
+    if not wanted and find(session.client, _reference(BASE_NAME, suite), "bootstrapped") is not None:
+        return obtain_bootstrapped(session, BASE_NAME, suite)
     with log.step(f"pull {asked}"):
         why = _pull(session.client, asked)
         if why and wanted:
@@ -107,7 +100,7 @@ def obtain(session: Session, *, wanted: str, default: str, suite: str) -> Base:
         assert found is not None, "it was pulled a moment ago"
         return found
     log.warn(f"{default} cannot be pulled ({why}); bootstrapping Debian {suite} from its packages instead")
-    return _bootstrap(session, _reference(BASE_NAME, suite), suite)
+    return obtain_bootstrapped(session, BASE_NAME, suite)
 
 
 def obtain_compiler(session: Session, base: Base, *, default: str, wanted: str, suite: str) -> Base:
@@ -118,18 +111,30 @@ def obtain_compiler(session: Session, base: Base, *, default: str, wanted: str, 
     """
     if wanted:
         return base
-    if base.origin != "bootstrapped":
-        return obtain(session, wanted=default, default="", suite=suite)
-    reference = _reference(COMPILER_NAME, suite)
-    here = find(session.client, reference, "bootstrapped")
-    return _renewed(session, here, suite) if here is not None else _bootstrap(session, reference, suite)
+    if base.origin == "bootstrapped":
+        return obtain_bootstrapped(session, COMPILER_NAME, suite)
+    return obtain(session, wanted=default, default="", suite=suite)
 
 
-def obtain_server(session: Session, *, suite: str) -> Base:
-    """Debian with a compiler and Python's headers, on which a server for CPUs is built."""
-    reference = _reference(SERVER_NAME, suite)
+def obtain_bootstrapped(session: Session, name: str, suite: str) -> Base:
+    """The Debian called `name`, made where there is none, and made again where it is older than `RENEW_DAYS`."""
+    reference = _reference(name, suite)
     here = find(session.client, reference, "bootstrapped")
-    return _renewed(session, here, suite) if here is not None else _bootstrap(session, reference, suite)
+    if here is None:
+        return _bootstrap(session, reference, suite)
+    made = created(session.client.images.get(reference).attrs)
+    when, days = time.strftime("%Y-%m-%d", time.gmtime(made)), (time.time() - made) / 86_400
+    if days <= RENEW_DAYS:
+        log.note(f"base made on {when}, {_record(session, reference)} lists its packages")
+        return here
+    log.note(f"base made on {when}, older than {RENEW_DAYS} days: made again")
+    try:
+        renewed = _bootstrap(session, reference, suite, older_than=made)
+    except BuildError as error:
+        log.warn(f"{reference} is {days:.0f} days old and cannot be renewed: {error.message}")
+        return here
+    drop_image(session.client, here.image_id)  # stays where an image is built on it
+    return renewed
 
 
 def _pull(client: DockerClient, reference: str) -> str:
@@ -150,23 +155,6 @@ def _reference(name: str, suite: str) -> str:
     return f"{name}:{suite}-{sha256_json(recipe)[:12]}"
 
 
-def _renewed(session: Session, base: Base, suite: str) -> Base:
-    """A bootstrapped base as it is, or made again where it is old; the old one where that fails."""
-    made = created(session.client.images.get(base.reference).attrs)
-    days = (time.time() - made) / 86_400
-    when = time.strftime("%Y-%m-%d", time.gmtime(made))
-    log.note(
-        f"base made on {when}, renewed when older than {RENEW_DAYS} days; {_record(session, base.reference)} lists it"
-    )
-    if days <= RENEW_DAYS:
-        return base
-    try:
-        return _bootstrap(session, base.reference, suite, older_than=made + 1)
-    except BuildError as error:
-        log.warn(f"{base.reference} is {days:.0f} days old and cannot be renewed: {error.message}")
-        return base
-
-
 def _record(session: Session, reference: str) -> Path:
     """The file that says which packages a bootstrapped base has."""
     return session.home / "base" / f"{reference.replace('/', '-').replace(':', '-')}.json"
@@ -178,41 +166,43 @@ def _bootstrap(session: Session, reference: str, suite: str, *, older_than: floa
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder, lambda: log.note("waiting for another run, which bootstraps a base")):
         here = find(session.client, reference, "bootstrapped")
-        if here is not None and created(session.client.images.get(reference).attrs) > older_than > 0:
+        if here is not None and created(session.client.images.get(reference).attrs) > older_than:
             return here
-        if here is not None and not older_than:
-            return here
-        program = _mmdebstrap(session)
         work = folder / "bootstrap"
         work.mkdir(exist_ok=True)
-        with scratch(work, ".bootstrap-") as temporary:
+        with scratch(work, ".bootstrap-") as temporary, log.step(f"bootstrap Debian {suite} with mmdebstrap"):
             tar = temporary / "base.tar"
-            words = [
-                *_alone_in_namespaces(), program, "--variant=minbase",
-                f"--include={_INCLUDE[reference.rpartition(':')[0]]}", '--aptopt=Acquire::Languages "none"',
-                *(f"--dpkgopt={rule}" for rule in _LEAN), _HOSTS, suite, str(tar), *_mirrors(suite),
-            ]  # fmt: skip
-            with log.step(f"bootstrap Debian {suite} with mmdebstrap"):
-                try:
-                    run(words, env={"TMPDIR": str(temporary)}, log=session.log)
-                except ProcessFailed as error:
-                    raise BuildError(
-                        f"mmdebstrap could not build Debian {suite}", details=error.details, log=str(session.log),
-                        hint="check this host's apt sources (`apt-get update`), or give BASE_IMAGE (--base-image)",
-                    ) from error  # fmt: skip
-            packages = _packages(tar)
-            with log.step(f"import it as {reference}: {len(packages)} packages"):
-                repository, _, tag = reference.rpartition(":")
-                session.client.api.import_image(
-                    src=str(tar), repository=repository, tag=tag,
-                    changes=[f"ENV PATH={_PATH}", 'CMD ["/bin/bash"]'],
-                )  # fmt: skip
+            _mmdebstrap(session, reference.rpartition(":")[0], suite, tar)
+            repository, _, tag = reference.rpartition(":")
+            session.client.api.import_image(
+                src=str(tar), repository=repository, tag=tag, changes=[f"ENV PATH={_PATH}", 'CMD ["/bin/bash"]']
+            )
     found = find(session.client, reference, "bootstrapped")
     if found is None:
         raise BuildError(f"the engine did not import the bootstrapped {suite}", log=str(session.log))
+    said = run_one(session.client, reference, ["dpkg-query", "--show"], ContainerSpec(), timeout=120).stdout
+    packages = dict(line.split("\t") for line in said.splitlines())
     made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     write_json(_record(session, reference), {"image": found.image_id, "created": made, "packages": packages})
     return found
+
+
+def _mmdebstrap(session: Session, name: str, suite: str, tar: Path) -> None:
+    """Write the Debian called `name` into `tar`, whose folder is the scratch folder too."""
+    words = [
+        *_alone_in_namespaces(), _program(session), "--variant=minbase", f"--include={_INCLUDE[name]}",
+        '--aptopt=Acquire::Languages "none"', *(f"--dpkgopt={rule}" for rule in _LEAN), _HOSTS, suite, str(tar),
+        *_mirrors(suite),
+    ]  # fmt: skip
+    try:
+        run(words, env={"TMPDIR": str(tar.parent)}, log=session.log)
+    except ProcessFailed as error:
+        raise BuildError(
+            f"mmdebstrap could not build Debian {suite}",
+            details=error.details,
+            log=str(session.log),
+            hint="check this host's apt sources (`apt-get update`), or give BASE_IMAGE (--base-image)",
+        ) from error
 
 
 def _alone_in_namespaces() -> list[str]:
@@ -231,23 +221,7 @@ def _alone_in_namespaces() -> list[str]:
     return words
 
 
-def _packages(tar: Path) -> dict[str, str]:
-    """Package to version of a Debian system, from dpkg's status file in its tar."""
-    found: dict[str, str] = {}
-    with tarfile.open(tar) as archive:
-        for member in archive:
-            if member.name.removeprefix("./") == "var/lib/dpkg/status":
-                stream = archive.extractfile(member)
-                text = stream.read().decode(errors="replace") if stream is not None else ""
-                for stanza in text.split("\n\n"):
-                    fields = dict(line.partition(": ")[::2] for line in stanza.splitlines() if ": " in line)
-                    if "Package" in fields:
-                        found[fields["Package"]] = fields.get("Version", "")
-                break
-    return dict(sorted(found.items()))
-
-
-def _mmdebstrap(session: Session) -> str:
+def _program(session: Session) -> str:
     found = shutil.which("mmdebstrap")
     if found:
         return found

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pipeline import log
 from pipeline.contract.errors import UsageError
 from pipeline.contract.manifest import Manifest
+from pipeline.contract.places import CODE_ROOT
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -22,6 +23,7 @@ PRODUCER = f"{PREFIX}.producer"  # tune, vllm or sglang
 ENVIRONMENT = f"{PREFIX}.environment"  # the static variables by which a reader finds the caches without our entry point
 ENTRYPOINT = f"{PREFIX}.entrypoint"  # what an override of the command loses
 TUNERS = "tuned-image-pipeline/tuner"  # tuner images
+ENTRY = f"{CODE_ROOT}/bin/pipeline-run"
 
 # Docker's grammar: a first part counts as a registry only when it has a dot or a port, or is localhost.
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
@@ -41,6 +43,11 @@ def check_reference(name: str) -> None:
         raise UsageError("no image was named", hint="`docker images tuned/*` lists those that are here")
     if not re.fullmatch(r"(sha256:)?[0-9a-f]{6,64}", name):
         check_image_name(re.sub(r"@sha256:[0-9a-f]{64}$", "", name))
+
+
+def own_labels(config: Mapping[str, Any]) -> Mapping[str, str]:
+    """The labels of an image of this pipeline that still starts as one; none of any other."""
+    return config.get("Labels") or {} if (config.get("Entrypoint") or [""])[0] == ENTRY else {}
 
 
 def split(name: str) -> tuple[str, str]:

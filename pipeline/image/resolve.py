@@ -20,7 +20,7 @@ from . import base as bases
 from .caches import check_flashinfer, manifest_of
 from .contexts import FIXED_TIME, Destination, Staging, tuner_content
 from .gpus import Gpus, check, check_driver, offered
-from .names import INPUTS, KEY, check_free, split
+from .names import KEY, check_free, own_labels, split
 from .probe import BaseFacts, destinations, probe
 from .producer import Producer
 from .replay import Here
@@ -90,7 +90,7 @@ def _for_plan(ground: _Ground) -> Inputs:
     if facts.complete:
         _check_versions(facts, ground.versions, request)
     _check_flashinfer(plan, request.caches, installed)
-    baked = (base.config.get("Labels") or {}).get(KEY, "").split(",")
+    baked = own_labels(base.config).get(KEY, "").split(",")
     twice = [str(one.key) for one in request.caches if str(one.key) in baked]
     if twice:
         raise UsageError(f"{base.reference} has {twice[0]} already", hint="`pipeline build … --retune` makes it again")
@@ -248,7 +248,7 @@ def _recipe(ground: _Ground, device: str) -> Recipe:
     cuda      any base with Python: CUDA from wheels, and a C++ compiler beside it for the stage that tunes
     """
     request, session, base, facts = ground.request, ground.session, ground.base, ground.facts
-    if request.caches and (base.config.get("Labels") or {}).get(INPUTS):  # all but the caches is there already
+    if request.caches and own_labels(base.config):  # all but the caches is there already
         return Recipe(b"ARG BASE_IMAGE\nFROM ${BASE_IMAGE} AS final\n", {}, _common(base))
     if facts.complete:
         return _overlay(ground)

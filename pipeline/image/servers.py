@@ -14,7 +14,7 @@ from pipeline.contract.digest import sha256_bytes, sha256_json
 from pipeline.contract.errors import UsageError
 from pipeline.versions import Versions
 
-from .base import Base, find, obtain_server
+from .base import SERVER_NAME, Base, find, obtain_bootstrapped
 from .buildx import Build, build
 from .contexts import FIXED_TIME
 from .gpus import Gpus
@@ -61,7 +61,7 @@ def obtain_cpu_base(request: Request, session: Session, versions: Versions) -> B
             f"SERVER={request.server} needs BASE_IMAGE=: the image that will serve",
             hint="only vLLM has a base of its own here, for CPUs",
         )
-    debian = obtain_server(session, suite=versions["DEBIAN_SUITE"])
+    debian = obtain_bootstrapped(session, SERVER_NAME, versions["DEBIAN_SUITE"])
     facts, _ = probe(session, debian, Gpus())
     wheels = ensure_wheelhouse(session, request.root / "requirements" / _CPU_LOCK, facts)
     dockerfile = (request.root / "docker" / "Dockerfile.vllm-cpu").read_bytes()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_images import NAME, remove_images
 
 from pipeline.daemon import Engine, NoEngine, ensure
 
@@ -29,9 +30,6 @@ def engine() -> Engine:
         if os.environ.get("CI") != "true" and os.geteuid() != 0:
             pytest.skip(f"{error.message}; {error.hint}")
         raise
-
-
-NAME = "tuned-test/tiny:two"
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,7 @@ def client(engine: Any) -> Iterator[Any]:
 
     made = connect(engine)
     yield made
+    remove_images(made)
     made.close()
 
 
@@ -99,13 +98,12 @@ def plan_of() -> Any:
 
 
 @pytest.fixture(scope="session")
-def built(pipeline: Any, client: Any) -> Iterator[dict[str, Any]]:
+def built(pipeline: Any, client: Any) -> dict[str, Any]:
     done = pipeline("build", "tiny", "--tp", "2", "--image", NAME, "--json")
     assert done.status == 0, done.stderr
     outcome = done.json()
     outcome["stderr"] = done.stderr
-    yield outcome
-    client.images.remove(NAME, force=True)
+    return outcome
 
 
 @pytest.fixture(scope="session")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from own_images import OWN, containers
 
 pytestmark = pytest.mark.engine
 
-BASE = "tuned-test/serving:base"
+BASE = f"{OWN}/serving:base"
 SMALL = ("--tp", "1", "--buckets", "1,4", "--ops", "qkv", "--compare", "off")
 
 
@@ -28,7 +29,7 @@ def commit(client: Any, image: str, script: str, name: str, changes: list[str]) 
 
 
 @pytest.fixture(scope="module")
-def serving(client: Any, built: dict[str, Any]) -> Iterator[str]:
+def serving(client: Any, built: dict[str, Any]) -> str:
     """A serving image: torch and FlashInfer inside, its own user, entry point, labels, environment and workdir, whose
     /opt is a link to a folder of another mode. In its workdir lies a `pipeline` of its own.
     """
@@ -43,66 +44,73 @@ def serving(client: Any, built: dict[str, Any]) -> Iterator[str]:
         "ENV PIPELINE_TUNED_CACHE= PIPELINE_AUTOTUNE_CACHE_DIR=",
     ]  # fmt: skip
     commit(client, built["image_id"], script, BASE, changes)
-    yield BASE
-    client.images.remove(BASE, force=True)
+    return BASE
 
 
-@pytest.mark.parametrize("way", ["stage", "container"])
 def test_on_top_of_a_serving_image_only_our_layers_are_added_and_all_of_its_own_survives(
-    way: str, serving: str, pipeline: Any, client: Any
+    serving: str, pipeline: Any, client: Any
 ) -> None:
-    name = f"tuned-test/ontop:{way}"
-    words = ("--base-image", serving, "--tune-in", way, "--image", name, "--retune", "--json")
+    """Tuned in a container; the caches of `roots` are tuned on it in a RUN step."""
+    name = f"{OWN}/ontop:container"
+    words = ("--base-image", serving, "--tune-in", "container", "--image", name, "--json")
     done = pipeline("build", "tiny", *SMALL, *words)
     assert done.status == 0, done.stderr
-    try:
-        assert done.json()["verdict"]["level"] == "replay" and f"tune in: {way}" in done.stderr
-        base, made = client.images.get(serving), client.images.get(name)
-        below = base.attrs["RootFS"]["Layers"]
-        assert made.attrs["RootFS"]["Layers"][: len(below)] == below
-        config = made.attrs["Config"]
-        assert (config["User"], config["WorkingDir"]) == ("1234:1234", "/srv")
-        assert config["Labels"]["theirs"] == "kept" and "THEIRS=kept" in config["Env"]
-        assert config["Labels"]["org.opencontainers.image.title"] == "Theirs"
-        assert config["Labels"]["org.opencontainers.image.version"] == "9"
-        assert config["Entrypoint"][0].endswith("pipeline-run")
-        said = client.containers.run(name, network_mode="none", remove=True, stderr=False)
-        assert said.decode().strip() == "serving with defaults"
-        look = ["sh", "-c", "stat -c '%a %U' /data /data/opt; readlink /opt; ls /opt/flashinfer_autotune_cache"]
-        said = client.containers.run(name, look, entrypoint=[], user="0:0", network_mode="none", remove=True)
-        assert said.decode().splitlines()[:3] == ["1771 root", "711 root", "data/opt"]
-    finally:
-        client.images.remove(name, force=True)
+    assert done.json()["verdict"]["level"] == "replay" and "tune in: container" in done.stderr
+    base, made = client.images.get(serving), client.images.get(name)
+    below = base.attrs["RootFS"]["Layers"]
+    assert made.attrs["RootFS"]["Layers"][: len(below)] == below
+    config = made.attrs["Config"]
+    assert (config["User"], config["WorkingDir"]) == ("1234:1234", "/srv")
+    assert config["Labels"]["theirs"] == "kept" and "THEIRS=kept" in config["Env"]
+    assert config["Labels"]["org.opencontainers.image.title"] == "Theirs"
+    assert config["Labels"]["org.opencontainers.image.version"] == "9"
+    assert config["Entrypoint"][0].endswith("pipeline-run")
+    said = client.containers.run(name, network_mode="none", remove=True, stderr=False)
+    assert said.decode().strip() == "serving with defaults"
+    look = ["sh", "-c", "stat -c '%a %U' /data /data/opt; readlink /opt; ls /opt/flashinfer_autotune_cache"]
+    said = client.containers.run(name, look, entrypoint=[], user="0:0", network_mode="none", remove=True)
+    assert said.decode().splitlines()[:3] == ["1771 root", "711 root", "data/opt"]
 
 
 @pytest.fixture(scope="module")
-def roots(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two small caches of this processor."""
-    found = []
-    for seed in ("7", "8"):
-        done = pipeline("tune", "tiny", *SMALL, "--buckets", "1,2" if seed == "7" else "1,4", "--seed", seed, "--json")
-        assert done.status == 0, done.stderr
-        found.append(Path(done.json()["root"]))
-    return found[0], found[1]
+def roots(pipeline: Any, serving: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two small caches of this processor: one that was tuned, and the same as another plan would have made it."""
+    done = pipeline("tune", "tiny", *SMALL, "--seed", "7", "--base-image", serving, "--json")
+    assert done.status == 0 and "tune in: stage" in done.stderr, done.stderr
+    root = Path(done.json()["root"])
+
+    def other_seed(manifest: Any) -> None:
+        manifest["plan"]["seed"] = 8
+
+    return root, changed(root, tmp_path_factory.mktemp("other"), other_seed)
 
 
-def of_another_processor(root: Path, place: Path) -> Path:
-    """The same cache as another processor would have made it."""
+def changed(root: Path, place: Path, change: Callable[[Any], None]) -> Path:
+    """The cache of a root under the key of its changed manifest."""
     from pipeline.contract.manifest import Manifest
 
     (old,) = root.glob("*/*/*/manifest.json")
     value = json.loads(old.read_text())
-    value["record"]["host"]["cpu"]["model"] = "Some Other Processor"
+    change(value)
     value["key"] = str(Manifest.from_json(value).expected_key())
     shutil.copytree(old.parent, place / value["key"])
     (place / value["key"] / "manifest.json").write_text(json.dumps(value, indent=2))
     return place
 
 
+def of_another_processor(root: Path, place: Path) -> Path:
+    """The same cache as another processor would have made it."""
+
+    def other_model(manifest: Any) -> None:
+        manifest["record"]["host"]["cpu"]["model"] = "Some Other Processor"
+
+    return changed(root, place, other_model)
+
+
 def test_several_caches_become_a_layer_each_and_more_are_added(
     roots: tuple[Path, Path], serving: str, pipeline: Any, client: Any, tmp_path: Path
 ) -> None:
-    name, more = "tuned-test/ontop:imported", "tuned-test/ontop:more"
+    name, more = f"{OWN}/ontop:imported", f"{OWN}/ontop:more"
     done = pipeline("build", "tiny", "--base-image", serving, "--cache", str(roots[0]), "--image", name, "--json")
     assert done.status == 0, done.stderr
     added = pipeline("cache", "add", name, str(roots[1]), "--image", more, "--json")
@@ -113,8 +121,7 @@ def test_several_caches_become_a_layer_each_and_more_are_added(
     assert two.attrs["RootFS"]["Layers"][:-1] == one.attrs["RootFS"]["Layers"]
     assert two.attrs["Config"]["User"] == "1234:1234"
     assert len(two.labels["io.github.tuned-image-pipeline.key"].split(",")) == 2 == len(added.json()["keys"])
-    for image in (name, more):
-        client.images.remove(image, force=True)
+    assert "PIPELINE_TUNED_CACHE=" in two.attrs["Config"]["Env"], "several keys: pipeline-run chooses"
 
 
 def test_a_key_of_another_device_is_baked_static_and_says_so(
@@ -122,14 +129,11 @@ def test_a_key_of_another_device_is_baked_static_and_says_so(
 ) -> None:
     """A CPU key from another processor stands for a GPU that is not here: baked, not replayed, named -unverified."""
     other = of_another_processor(roots[0], tmp_path / "other")
-    name = "tuned-test/ontop:elsewhere"
+    name = f"{OWN}/ontop:elsewhere"
     done = pipeline("build", "tiny", "--base-image", serving, "--cache", str(other), "--image", name, "--json")
     assert done.status == 0, done.stderr
-    try:
-        assert "NOT REPLAYED: no Some Other Processor here" in done.stderr
-        assert (done.json()["image"], done.json()["verdict"]["level"]) == (f"{name}-unverified", "static")
-    finally:
-        client.images.remove(f"{name}-unverified", force=True)
+    assert "NOT REPLAYED: no Some Other Processor here" in done.stderr
+    assert (done.json()["image"], done.json()["verdict"]["level"]) == (f"{name}-unverified", "static")
 
 
 CUBLAS = "int cublasGetProperty(int what, int *value) { *value = what == 0 ? 13 : what == 1 ? 9 : 1; return 0; }"
@@ -149,26 +153,24 @@ def test_a_base_whose_loader_finds_another_library_is_refused_with_the_path(
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "cublas.c"], check=True)
     container = client.containers.create(serving, ["true"], user="0:0")
     container.put_archive("/usr/local", tar_of({"cuda": tmp_path / "cuda"}))
-    container.commit("tuned-test/serving", "devel", changes=["ENV LD_LIBRARY_PATH=/usr/local/cuda"])
+    container.commit(f"{OWN}/serving", "devel", changes=["ENV LD_LIBRARY_PATH=/usr/local/cuda"])
     container.remove(force=True)
-    name = "tuned-test/ontop:devel"
-    words = ("build", "tiny", "--base-image", "tuned-test/serving:devel", "--image", name, "--cache")
+    name = f"{OWN}/ontop:devel"
+    words = ("build", "tiny", "--base-image", f"{OWN}/serving:devel", "--image", name, "--cache")
     elsewhere = pipeline(*words, str(of_another_processor(roots[0], tmp_path / "other")))
     here = pipeline(*words, str(roots[0]))
-    client.images.remove("tuned-test/serving:devel", force=True)
     for done in (elsewhere, here):
         assert done.status == 7 and "cublas_version" in done.stderr and "13.9.1" in done.stderr, done.stderr
     assert "the loader finds /usr/local/cuda/libcublas.so in this image" in elsewhere.stderr
     assert not [tag for image in client.images.list() for tag in image.tags if tag.startswith(name)]
 
 
-def test_a_base_without_python_leaves_no_container(pipeline: Any, client: Any, tmp_path: Path) -> None:
+def test_a_base_without_python_leaves_no_container(pipeline: Any, client: Any, home: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    client.api.import_image(src=str(_tar(tmp_path)), repository="tuned-test/nothing", tag="x")
-    done = pipeline("build", "tiny", *SMALL, "--base-image", "tuned-test/nothing:x")
+    client.api.import_image(src=str(_tar(tmp_path)), repository=f"{OWN}/nothing", tag="x")
+    done = pipeline("build", "tiny", *SMALL, "--base-image", f"{OWN}/nothing:x")
     assert done.status == 2 and "has no python3" in done.stderr
-    assert client.containers.list(all=True, filters={"label": "io.github.tuned-image-pipeline.run"}) == []
-    client.images.remove("tuned-test/nothing:x")
+    assert containers(client, home) == []
 
 
 def _tar(tmp_path: Path) -> Path:

@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from own_images import OWN
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "unit"))
@@ -20,7 +21,7 @@ from pipeline.cache.store import check_root  # noqa: E402
 from pipeline.contract.places import CACHE_FILE, CACHE_ROOT, MANIFEST_FILE  # noqa: E402
 
 pytestmark = pytest.mark.engine
-NAME = "tuned-test/caches"
+NAME = f"{OWN}/caches"
 
 
 @pytest.fixture
@@ -40,7 +41,6 @@ def ask(engine):
 @pytest.fixture
 def image(client):
     """Make an image of one layer from a directory and further tar members; it has no command and never runs."""
-    made = []
 
     def make(root: Path | None, *more: tarfile.TarInfo, tag="one", changes=()):
         out = io.BytesIO()
@@ -52,12 +52,9 @@ def image(client):
             for member in more:
                 archive.addfile(member)
         client.api.import_image_from_data(out.getvalue(), repository=NAME, tag=tag, changes=list(changes))
-        made.append(f"{NAME}:{tag}")
-        return made[-1]
+        return f"{NAME}:{tag}"
 
-    yield make
-    for name in set(made):
-        client.images.remove(name, force=True)
+    return make
 
 
 def env_file(tmp_path, **change):
@@ -111,7 +108,7 @@ def test_an_image_without_a_cache_and_one_that_keeps_it_elsewhere(ask, image, tm
     samples.write(tmp_path / "root", "NVIDIA H200")
     done = ask("explain", image(tmp_path / "root", changes=["ENV PIPELINE_AUTOTUNE_CACHE_DIR=/elsewhere"]))
     assert done.returncode == 7 and "the image has no /elsewhere" in done.stderr
-    for name, why in (("tuned-test/none", "no such image at"), ("Not A Name", "nor a valid image reference")):
+    for name, why in (("no-such-image/none", "no such image at"), ("Not A Name", "nor a valid image reference")):
         done = ask("explain", name)
         assert done.returncode == 2 and f"no such path, {'and ' if 'none' in name else ''}{why}" in done.stderr
 

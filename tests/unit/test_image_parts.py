@@ -14,17 +14,20 @@ from typing import Any
 
 import cache_samples as samples
 import pytest
+from docker.errors import ImageNotFound
+from requests.exceptions import ConnectionError as Disconnected
+from requests.exceptions import ReadTimeout
 
 from pipeline.contract.digest import image_identity
 from pipeline.contract.errors import BuildError, CacheRefused, DockerError, PipelineError, UsageError
 from pipeline.contract.places import CACHE_FILE, CACHE_ROOT
 from pipeline.image import clean, session, warm_up, wheels
-from pipeline.image.bake import ENTRY, Layer, Runs, finished
+from pipeline.image.bake import Layer, Runs, _beside_those_of_base, finished
 from pipeline.image.buildx import Build, build, command, pin_contexts
 from pipeline.image.caches import collect
-from pipeline.image.containers import ContainerSpec
+from pipeline.image.containers import ContainerSpec, ContainerTimeout, wait
 from pipeline.image.contexts import Destination, Staging, settle, stage_layer
-from pipeline.image.names import check_image_name, check_reference, usual_name
+from pipeline.image.names import ENTRY, KEY, PREFIX, TUNERS, check_free, check_image_name, check_reference, usual_name
 from pipeline.image.probe import BaseFacts
 from pipeline.image.producer import CacheDir, WarmUp
 from pipeline.image.session import Session, is_gone, log_file
@@ -32,7 +35,7 @@ from pipeline.image.tuner import _raise_failure
 from pipeline.run import ProcessFailed
 
 H200 = "NVIDIA H200"
-KEY = f"{CACHE_ROOT}/0.6.16/cpu-x86_64/{'a' * 64}"
+PLACE = f"{CACHE_ROOT}/0.6.16/cpu-x86_64/{'a' * 64}"
 
 
 def a_session(home: Path, *, answers: bool = True) -> Session:
@@ -51,7 +54,7 @@ def a_session(home: Path, *, answers: bool = True) -> Session:
 
 
 def cache_tree(root: Path, *, mode: int = 0o644, when: int = 0, text: str = "{}") -> Path:
-    place = root / KEY.lstrip("/")
+    place = root / PLACE.lstrip("/")
     place.mkdir(parents=True)
     (place / CACHE_FILE).write_text(text)
     (place / CACHE_FILE).chmod(mode)
@@ -68,16 +71,16 @@ def test_the_same_cache_gives_the_same_context_whenever_and_by_whom_it_was_made(
     for turn, (mode, when) in enumerate([(0o600, 1000), (0o644, 2000)]):
         tree = cache_tree(tmp_path / f"tree{turn}", mode=mode, when=when)
         place = tmp_path / f"context{turn}"
-        found.append(listed(stage_layer(tree, KEY, Destination(KEY), place, keep_times=False, writable=False)))
+        found.append(listed(stage_layer(tree, PLACE, Destination(PLACE), place, keep_times=False, writable=False)))
     assert found[0] == found[1]
     assert all(time % 1_000_000_000 == 0 for _, _, time in found[0])
 
 
 def test_a_layer_goes_where_the_base_has_its_folder_and_keeps_the_modes_of_the_folders_above(tmp_path: Path) -> None:
-    real = KEY.replace("/opt/", "/data/opt/")
+    real = PLACE.replace("/opt/", "/data/opt/")
     where = Destination(real, (("/data", 0o1770, 0, 0), ("/data/opt", 0o2775, 0, 50)))
     place = stage_layer(
-        cache_tree(tmp_path / "tree"), KEY, where, tmp_path / "context", keep_times=False, writable=True
+        cache_tree(tmp_path / "tree"), PLACE, where, tmp_path / "context", keep_times=False, writable=True
     )
     assert (place / "data").stat().st_mode & 0o7777 == 0o1770
     assert (place / "data/opt").stat().st_mode & 0o7777 == 0o2775
@@ -86,13 +89,13 @@ def test_a_layer_goes_where_the_base_has_its_folder_and_keeps_the_modes_of_the_f
     assert (place / real.lstrip("/") / CACHE_FILE).stat().st_mode & 0o777 == 0o666
     assert not where.linked, "a linked layer would make another owner's folder root's"
     assert Layer("c", real, linked=False).line() == f"COPY --from=c {real} {real}"
-    assert Destination(KEY, (("/opt", 0o1770, 0, 0),)).linked
+    assert Destination(PLACE, (("/opt", 0o1770, 0, 0),)).linked
 
 
 def test_times_that_a_reader_compares_are_kept(tmp_path: Path) -> None:
     tree = cache_tree(tmp_path / "tree", when=1234)
-    place = stage_layer(tree, KEY, Destination(KEY), tmp_path / "context", keep_times=True, writable=False)
-    assert (place / KEY.lstrip("/") / CACHE_FILE).stat().st_mtime == 1234
+    place = stage_layer(tree, PLACE, Destination(PLACE), tmp_path / "context", keep_times=True, writable=False)
+    assert (place / PLACE.lstrip("/") / CACHE_FILE).stat().st_mtime == 1234
 
 
 def test_files_of_one_size_and_different_content_get_different_times(tmp_path: Path) -> None:
@@ -203,7 +206,7 @@ def kept(home: Path, text: str = "{}", digest: str = "d") -> WarmUp:
     with warm_up.making(home) as work:
         root = cache_tree(work / "made", text=text)
         return warm_up.keep(
-            home, digest, WarmUp(root, (CacheDir("k", KEY, 2),), {"A": "b"}, (), 1.5), {"plan": 1}, work
+            home, digest, WarmUp(root, (CacheDir("k", PLACE, 2),), {"A": "b"}, (), 1.5), {"plan": 1}, work
         )
 
 
@@ -215,7 +218,7 @@ def test_the_store_gives_back_what_was_kept_and_nothing_damaged(
     assert warm_up.find_entry(tmp_path, "d") == made and made.seconds == 1.5 and made.environment == {"A": "b"}
     assert warm_up.find_entry(tmp_path, "e") is None
     again = kept(tmp_path, "[]")
-    assert (again.root / KEY.lstrip("/") / CACHE_FILE).read_text() == "[]"
+    assert (again.root / PLACE.lstrip("/") / CACHE_FILE).read_text() == "[]"
     assert [one.name for one in warm_up.folder(tmp_path).iterdir()] == ["d"], "nothing half-made stays"
     shutil.rmtree(again.root / "opt")
     assert warm_up.find_entry(tmp_path, "d") is None
@@ -271,6 +274,67 @@ def test_a_failure_in_the_stage_comes_back_with_each_rank_s_last_step(tmp_path: 
             _raise_failure(path, "log")
         assert int(caught.value.exit_code) == code
         assert caught.value.details[0] == "rank 1: last step tune qkv"
+
+
+@pytest.mark.parametrize(
+    ("error", "log", "raised", "message"),
+    [
+        (ReadTimeout(), b"half", ContainerTimeout, "tuning did not end within 0 s"),
+        (Disconnected(), b"half", DockerError, "connection to the Docker Engine was lost while tuning ran"),
+        (ReadTimeout(), None, DockerError, "connection to the Docker Engine was lost while tuning ran"),
+    ],
+)
+def test_a_connection_that_drops_is_not_taken_for_a_container_that_takes_too_long(
+    error: Exception, log: bytes | None, raised: type[PipelineError], message: str
+) -> None:
+    def fail(**_: object) -> None:
+        raise error
+
+    def logs(**_: object) -> bytes:
+        if log is None:
+            raise Disconnected
+        return log
+
+    container: Any = SimpleNamespace(wait=fail, logs=logs)
+    with pytest.raises(raised, match=message) as caught:
+        wait(container, "tuning", 60.0)
+    assert caught.value.details == (("half",) if log else ())
+
+
+LABELS = {
+    KEY: "k1",
+    f"{PREFIX}.plan": "p1",
+    f"{PREFIX}.manifest": "m1",
+    f"{PREFIX}.flashinfer": "0.6",
+    f"{PREFIX}.arch": "90a",
+}
+
+
+@pytest.mark.parametrize(("key", "keys", "plans"), [("k2", "k1,k2", "p1,p2"), ("k1", "k1", "p2")])
+def test_keys_that_a_base_has_stay_in_the_labels_and_no_variable_names_one_of_several(
+    key: str, keys: str, plans: str
+) -> None:
+    added = {**LABELS, KEY: key, f"{PREFIX}.plan": "p2", f"{PREFIX}.manifest": "m2", f"{PREFIX}.arch": "100a"}
+    made = WarmUp(Path(), (), {"PIPELINE_TUNED_CACHE": "/file"}, labels=added)
+    both = _beside_those_of_base(made, LABELS)
+    assert (both.labels[KEY], both.labels[f"{PREFIX}.plan"], both.labels[f"{PREFIX}.arch"]) == (keys, plans, "90a,100a")
+    assert both.environment["PIPELINE_TUNED_CACHE"] == ("" if "," in keys else "/file")
+    assert _beside_those_of_base(made, {}) == made
+
+
+def test_a_name_of_another_image_is_not_taken() -> None:
+    images = {"theirs:1": {}, "ours:1": {KEY: "k"}}
+
+    def get(name: str) -> Any:
+        if name not in images:
+            raise ImageNotFound(name)
+        return SimpleNamespace(labels=images[name], id=f"id of {name}")
+
+    client: Any = SimpleNamespace(images=SimpleNamespace(get=get))
+    assert (check_free(client, "ours", "1"), check_free(client, "free", "1")) == ("id of ours:1", "")
+    with pytest.raises(UsageError, match="theirs:1 is the name of another image") as caught:
+        check_free(client, "theirs", "1")
+    assert "docker rmi theirs:1" in caught.value.hint
 
 
 def fake_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -388,3 +452,23 @@ def test_a_staged_context_counts_as_used(tmp_path: Path) -> None:
     place = Staging(tmp_path).copy("previous", None)
     assert clean.clean(None, tmp_path, days=1, dry_run=True) == []
     assert place.is_dir()
+
+
+def test_clean_keeps_the_newest_tuner_images(tmp_path: Path) -> None:
+    removed: list[str] = []
+    images = [
+        SimpleNamespace(tags=[f"{TUNERS}:{at}"], attrs={"Created": f"2020-01-0{at}T00:00:00", "Size": 1})
+        for at in (1, 3, 2, 4)
+    ]
+
+    def none_of_ours(*_words: object, **_more: object) -> list[Any]:
+        return []
+
+    listed = SimpleNamespace(list=lambda name: images if name == TUNERS else [], remove=removed.append)
+    client: Any = SimpleNamespace(images=listed, api=SimpleNamespace(containers=none_of_ours))
+    place = a_session(tmp_path)
+    place = Session(place.engine, client, tmp_path, place.log)
+    clean.clean(place, tmp_path, days=1e6, dry_run=False)
+    assert removed == [f"{TUNERS}:1"]
+    clean.clean(place, tmp_path, days=0, dry_run=False)
+    assert len(removed) == 1 + len(images)
