@@ -16,7 +16,7 @@ PLAN := TP=tp EP=ep PP=pp DP=dp DEVICE=device ARCH=arch MAX_TOKENS=max-tokens BU
   BACKENDS=backends
 BUILD := BASE_IMAGE=base-image CACHE=cache SERVER=server SERVER_ARGS=server-args SERVER_ENV=server-env PREVIOUS=previous \
   TUNE_IN=tune-in GPUS=gpus TIMEOUT=timeout TUNE_MAX_WAIT=tune-max-wait STRATEGY=strategy COMPARE=compare \
-  COMPARE_BUDGET=compare-budget WORKERS=workers STORE=store
+  COMPARE_BUDGET=compare-budget STORE=store
 RELEASE := REGISTRY=registry MATRIX=matrix TAG=tag FLOATING_TAG=floating-tag CELL=cell VERDICT=verdict KEY=sign
 SWITCHES := ROUND_UP RETUNE NO_RESUME REQUIRE_IDLE ACCEPT_BASE_VERSIONS BAKE_JIT DRY_RUN
 NAMES := MODEL IMAGE OUT OCI DIR $(foreach pair,$(PLAN) $(BUILD) $(RELEASE),$(firstword $(subst =, ,$(pair)))) $(SWITCHES)

@@ -131,9 +131,6 @@ def add_build_options(parser: argparse.ArgumentParser) -> None:
         "--compare", default="", choices=("on", "off"), help="compare each choice with the default (default: on)"
     )
     tuning.add_argument("--compare-budget", type=budget, metavar="S", help="seconds of comparing per op and bucket")
-    tuning.add_argument(
-        "--workers", choices=[str(n) for n in range(9)], metavar="N", help="processes that compare beside each rank"
-    )
 
 
 def add_result_options(parser: argparse._ActionsContainer) -> None:
@@ -221,7 +218,7 @@ def request_from(arguments: argparse.Namespace) -> Request:
 
 
 _OF_THE_TUNER = (
-    "strategy", "compare", "compare_budget", "workers", "previous", "tune_in", "no_resume", "ops", "skip_ops",
+    "strategy", "compare", "compare_budget", "previous", "tune_in", "no_resume", "ops", "skip_ops",
     "buckets", "backends", "max_tokens", "round_up", "no_bake_jit", "tp", "ep", "pp", "dp",
 )  # fmt: skip
 
@@ -287,7 +284,7 @@ def _check_previous(previous: Path | None) -> Path | None:
 
 def _tuner_words(arguments: argparse.Namespace) -> tuple[str, ...]:
     words = ["--timeout", str(arguments.timeout)]
-    for name in ("strategy", "compare", "compare-budget", "workers"):
+    for name in ("strategy", "compare", "compare-budget"):
         value = getattr(arguments, name.replace("-", "_"))
         if value:
             words += [f"--{name}", str(value)]

@@ -41,7 +41,7 @@ __all__ = ["ROOT", "Builder", "BuiltImage", "builder", "cell_options", "inputs_o
 _OF_THE_HOST = frozenset(
     {
         "retune", "no_resume", "tune_in", "gpus", "require_idle", "timeout", "tune_max_wait", "store", "compare_budget",
-        "workers", "device_max_wait",
+        "device_max_wait",
     }
 )  # fmt: skip
 _TIMEOUTS = frozenset({"--timeout"})

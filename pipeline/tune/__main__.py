@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from .supervise import Nodes
 
 
-MOST_WORKERS = 8  # each holds a context and the weights of one op on its device
-
-
 class Unsaid(UsageError):
     """What was tuned cannot be told on stdout."""
 
@@ -60,8 +57,6 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
     plan = read_plan(arguments.plan)
     check_leader(arguments.strategy, plan)  # before any rank is started: a rank needs long to import
     nproc = plan.layout.world if arguments.nproc is None else arguments.nproc
-    if arguments.workers is not None and not 0 <= arguments.workers <= MOST_WORKERS:
-        raise UsageError(f"--workers {arguments.workers} is not between 0 and {MOST_WORKERS}", hint="1 is enough")
     if not plan.ops:
         raise NothingPlanned(
             f"the plan of {plan.model} tunes nothing",

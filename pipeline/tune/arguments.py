@@ -55,8 +55,8 @@ def parser() -> Parser:
     found.add_argument(
         "--workers",
         type=int,
-        metavar="N",
-        help="processes beside each rank that time entries as well (default: 1 on a GPU, none on a CPU)",
+        choices=(0, 1),
+        help="1: a second process of each rank times entries as well (default: on a GPU)",
     )
     found.add_argument(
         "--share-gpu",

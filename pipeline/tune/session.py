@@ -27,7 +27,7 @@ from . import rank as life
 from .agreement import one_gpu_each
 from .attempt import read_crashes
 from .compare.decide import SECONDS, Budget
-from .compare.workers import GPU_WORKERS, Workers
+from .compare.second import Second
 from .coverage import Measured
 from .cpu_shim import CPU_KNOBS
 from .device import shared_note, take_device
@@ -68,7 +68,7 @@ class Options:
     previous: Path | None
     compare: str = "on"
     compare_budget: float | None = None  # seconds for each bucket of an op; None: what the device needs
-    workers: int | None = None  # processes beside each rank that time entries as well; None: what the device needs
+    workers: int | None = None  # 1: a second process of each rank times entries as well; None: what the device needs
     share_gpu: bool = False
     strategy: str = ""
     state: Path | None = None
@@ -101,7 +101,7 @@ class Session:
     notes: list[str] = field(default_factory=list)
     strategy: Strategy = field(default_factory=lambda: Strategy(SYNCHRONIZED, ""))
     began_with: frozenset[str] = frozenset()  # keys of the entries that all ranks were given
-    workers: Workers = field(default_factory=Workers)
+    second: Second = field(default_factory=Second)
     unkept: str = ""  # why this rank could not keep what it had finished
 
     @contextlib.contextmanager
@@ -235,14 +235,15 @@ def deciding(options: Options, strategy: Strategy, record: Record, tuner: Observ
 
 
 def workers_wanted(options: Options, device: torch.device) -> int:
-    """How many workers a rank has: as asked; else none on a CPU, whose kernels do not depend on the process, nor where
-    ranks share a GPU and no time means anything.
+    """Whether a rank has a second process that times entries: as asked; else on a GPU that ranks do not share.
+
+    Kernels of a CPU do not depend on the process; where ranks share a GPU no time means anything.
     """
     if options.compare == "off":
         return 0
     if options.workers is not None:
         return options.workers
-    return GPU_WORKERS if device.type == "cuda" and not options.share_gpu else 0
+    return int(device.type == "cuda" and not options.share_gpu)
 
 
 def _device_facts(rank: int, device: torch.device) -> dict[str, Any]:

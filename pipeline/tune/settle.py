@@ -85,7 +85,7 @@ def check_saved(session: Session) -> tuple[Path, list[Covered]]:
             session.seconds,
             rows,
             session.blocked,
-            [*session.notes, *session.workers.notes, session.unkept, session.compare_budget.note()],
+            [*session.notes, session.second.lost, session.unkept, session.compare_budget.note()],
         )
     )
     session.notes = list(dict.fromkeys(note for _, _, _, notes in said for note in notes if note))

@@ -19,29 +19,16 @@ from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 from . import rank as life
 
 if TYPE_CHECKING:
-    from .compare.workers import Workers
-    from .ranks import Ranks
     from .steps import Steps
 
 
-_PATIENCE = 60.0  # seconds that a timing process may take for one answer, inputs and all
-
-
-def meet_workers(workers: Workers, ranks: Ranks) -> None:
-    """Wait until all timing processes have started, before anything is timed; where one did not, no rank uses it."""
-    if not workers.all:
-        return
-    ranks.steps.say("starting the timing processes")
-    said: list[dict[int, str]] = ranks.gather(workers.start(ranks.steps.tick))
-    for rank, missing in enumerate(said):
-        for number, why in missing.items():
-            workers.dismiss(number, f"on rank {rank} it did not start: {why}")
+_PATIENCE = 60.0  # seconds that the second process may take for one answer, inputs and all
 
 
 def work(options: argparse.Namespace, steps: Steps) -> None:
     """Everything one rank does."""
     steps.say("importing torch and FlashInfer")
-    from .compare.workers import started
+    from .compare.second import started
     from .jit import prebuild
     from .session import Options, begin
     from .settle import check_saved, manifest_of, settle
@@ -50,9 +37,10 @@ def work(options: argparse.Namespace, steps: Steps) -> None:
 
     session = begin(Options(**vars(options)), steps)
     patience = min(_PATIENCE, session.options.timeout / 2)
-    with started(session.options.workers or 0, session.options.plan, session.device, patience) as session.workers:
+    wanted = bool(session.options.workers)
+    with started(wanted, session.options.plan, session.device, patience) as session.second:
         prebuild(session)
-        meet_workers(session.workers, session.ranks)
+        session.second.meet(session.ranks)
         tune(session)
     owners = settle(session)
     saved, covered = check_saved(session)

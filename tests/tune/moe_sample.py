@@ -20,7 +20,7 @@ from pipeline.tune import flashinfer_api
 from pipeline.tune.compare import timing
 from pipeline.tune.compare.compare import compare_op
 from pipeline.tune.compare.decide import Budget
-from pipeline.tune.compare.workers import Workers
+from pipeline.tune.compare.second import Second
 from pipeline.tune.coverage import Measured, settings
 from pipeline.tune.cpu_shim import CPU_KNOBS, cpu_clock
 from pipeline.tune.guard import OutOfMemory
@@ -98,7 +98,7 @@ tuner = ObservedTuner(CPU_KNOBS)
 flashinfer_api.install(tuner)
 session = SimpleNamespace(
     options=SimpleNamespace(compare="on"), plan=plan, device=torch.device("cpu"), tuner=tuner, measured=Measured(),
-    ranks=SimpleNamespace(steps=steps, rank=0), workers=Workers(), compare_budget=Budget(60.0), blocked=[], notes=[],
+    ranks=SimpleNamespace(steps=steps, rank=0), second=Second(), compare_budget=Budget(60.0), blocked=[], notes=[],
 )  # fmt: skip
 case = Layer()
 

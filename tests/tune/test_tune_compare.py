@@ -33,44 +33,34 @@ def read(root: Path) -> Place:
     return manifest, json.loads((place / "autotune_configs.json").read_text())
 
 
-def test_comparing_keeps_its_times_and_reasons(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
-    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON)
-    assert done.status == 0, done.stderr
-    manifest, _ = read(tmp_path / "out")
-    assert manifest.options["compare"] == "on"
-    for row in manifest.covered:
-        assert row.default_ms is not None
-        assert row.default_ms > 0
-        assert row.ratio is not None
-        assert row.decided_by in ("default", "faster", "tie")
-        assert (row.tactic == -1) == (row.ratio == 1.0), row
-        assert row.ratio <= 1.0, row
-
-
 def test_a_default_that_wins_is_an_entry_that_hits(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
     done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, fault="default_wins", rank="*")
     assert done.status == 0, done.stderr
     manifest, file = read(tmp_path / "out")
-    assert [row.tactic for row in manifest.covered] == [-1, -1]
+    assert [(row.tactic, row.decided_by, row.ratio) for row in manifest.covered] == [(-1, "default", 1.0)] * 2
     assert [file[row.entry][:2] for row in manifest.covered] == [["CpuWholeRunner", -1]] * 2
     replayed = tuner.run("pipeline.tune.replay", "--root", tmp_path / "out")
     assert replayed.status == 0, replayed.stderr
     assert replayed.told["hits"] == replayed.told["calls"] > 0
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("fault", ["as_on_a_gpu", "no_memory_together"])
 def test_the_way_of_a_gpu_with_its_second_process(tuner: Tuner, plan: Path, tmp_path: Path, fault: str) -> None:
     """Graphs, both states of the clock, several buckets in one go; alone, those for which there is no memory."""
     done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, "--workers", "1", fault=fault, rank="*", warm=False)
     assert done.status == 0, done.stderr
     manifest, _ = read(tmp_path / "out")
-    assert {row.decided_by for row in manifest.covered} <= {"default", "faster", "tie"}, manifest.covered
-    assert all(row.default_ms and not row.note for row in manifest.covered), manifest.covered
+    for row in manifest.covered:
+        assert row.decided_by in ("default", "faster", "tie")
+        assert row.default_ms and row.default_ms > 0 and not row.note, row
+        assert row.ratio is not None and row.ratio <= 1.0 and (row.tactic == -1) == (row.ratio == 1.0), row
     assert not manifest.notes
     assert manifest.options["workers"] == 1
     assert "at 1, 16 tokens" in done.stderr
 
 
+@pytest.mark.once
 def test_what_no_time_was_left_for_keeps_the_default_and_is_said(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
     done = tuner.run("pipeline.tune", plan, tmp_path / "out", "--compare", "on", "--compare-budget", "0.0001")
     assert done.status == 0, done.stderr
@@ -85,11 +75,12 @@ def test_what_no_time_was_left_for_keeps_the_default_and_is_said(tuner: Tuner, p
     assert any("keep the default: comparing was to take 0.0 s at most" in note for note in manifest.notes)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
         ("worker_dies", "BrokenProcessPool"),
-        pytest.param("worker_hangs", "no answer within 3 s", marks=pytest.mark.once),
+        ("worker_hangs", "no answer within 3 s"),
     ],
 )
 def test_a_second_process_that_is_lost_leaves_the_default(
@@ -100,12 +91,13 @@ def test_a_second_process_that_is_lost_leaves_the_default(
     assert done.status == 0, done.stderr
     manifest, _ = read(tmp_path / "out")
     (note,) = (note for note in manifest.notes if "process" in note)
-    assert note.startswith("compared without process 1: on rank 1")
+    assert note.startswith("compared without the second process: on rank 1")
     assert why in note
     assert {(row.tactic, row.decided_by) for row in manifest.covered} == {(-1, "default")}
     assert tuner.run("pipeline.tune.replay", "--root", tmp_path / "out").status == 0
 
 
+@pytest.mark.once
 def test_an_entry_that_a_second_process_cannot_time_keeps_the_default(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
     fault = "worker_cannot_run_a_candidate"
     done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, "--workers", "1", fault=fault, rank="*", warm=False)
@@ -113,12 +105,7 @@ def test_an_entry_that_a_second_process_cannot_time_keeps_the_default(tuner: Tun
     manifest, _ = read(tmp_path / "out")
     assert not manifest.notes
     notes = {row.bucket: row.note for row in manifest.covered}
-    assert notes == {1: "", 16: "the default: process 1 of rank 1 could not time it: RuntimeError: planted"}
-
-
-def test_workers_out_of_bounds_are_refused(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
-    done = tuner.run("pipeline.tune", plan, tmp_path / "out", "--workers", "99")
-    assert (done.status, "--workers 99 is not between 0 and 8" in done.stderr) == (2, True)
+    assert notes == {1: "", 16: "the default: the second process of rank 1 could not time it: RuntimeError: planted"}
 
 
 def test_the_two_products_of_a_moe_layer_are_compared_and_verified_each_by_itself(tuner: Tuner) -> None:
@@ -136,15 +123,6 @@ def test_the_two_products_of_a_moe_layer_are_compared_and_verified_each_by_itsel
     assert told["out of memory in the inputs"] == "out of memory while running moe at 4 tokens, with the default too"
 
 
-def test_compare_off_leaves_the_argmin(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
-    done = tuner.run("pipeline.tune", plan, tmp_path / "out", "--compare", "off")
-    assert done.status == 0, done.stderr
-    manifest, _ = read(tmp_path / "out")
-    assert manifest.options["compare"] == "off"
-    assert {(row.decided_by, row.ratio, row.default_ms) for row in manifest.covered} == {("argmin", None, None)}
-    assert all(row.tactic != -1 for row in manifest.covered)
-
-
 def test_a_wrong_tactic_is_blocked_and_the_bucket_tuned_again(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
     done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, fault="wrong_and_fast", rank="*")
     assert done.status == 0, done.stderr
@@ -159,6 +137,7 @@ def test_a_wrong_tactic_is_blocked_and_the_bucket_tuned_again(tuner: Tuner, plan
     assert tuner.run("pipeline.tune.replay", "--root", tmp_path / "out").status == 0
 
 
+@pytest.mark.once
 def test_a_rank_that_cannot_compare_leaves_the_argmin_on_all(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
     done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, fault="no_memory_to_compare", rank=1)
     assert done.status == 0, done.stderr

@@ -3,7 +3,6 @@
 decide.py    decides, from times alone
 timing.py    takes the times: CUDA graphs with cold weights, or calls on a CPU
 clock.py     at rest and under load: the states of the clock in which a GPU's rounds are timed
-workers.py   processes beside the rank that time the same entries
-entries.py   which entry answers where
+second.py    a second process that times the same entries
 compare.py   all together, on all ranks that hold an op
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,9 @@ from pipeline.tune.guard import OUT_OF_MEMORY, survive
 from pipeline.tune.tuner import Question
 
 from . import clock, decide, timing
-from .decide import Batch
-from .entries import Entry, entries_at
-from .timing import DEFAULT, Candidate, Tell, make_bench, time_benches, words
-from .workers import Answer
+from .decide import Batch, Key
+from .second import Answer, entries_at
+from .timing import DEFAULT, Bench, Candidate, Tell, make_bench, time_benches, words
 
 if TYPE_CHECKING:
     from pipeline.tune.ops import Case
@@ -36,6 +35,29 @@ if TYPE_CHECKING:
 Gather = Callable[[Any], list[Any]]
 
 _TOGETHER = 8  # buckets that are timed in one go, where both states of the clock count
+
+
+@dataclass
+class Entry:
+    """One entry and its candidates. `points` are the token counts that it answers, the bucket first.
+
+    `processes` are the batches of each process that timed it, `alive` the candidates that ran in all of them. `error`
+    says why it cannot be compared, `short` why it keeps the default.
+    """
+
+    key: Key
+    points: Sequence[Question]
+    candidates: list[Candidate]
+    alive: list[int] = field(default_factory=list)
+    processes: list[Sequence[Batch]] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+    error: str = ""
+    short: str = ""
+
+    def offer(self, numbers: Sequence[int]) -> list[tuple[int, Any]]:
+        """Some candidates as JSON values: place of the runner, tactic."""
+        chosen = [self.candidates[number] for number in numbers]
+        return [(one.runner, flashinfer_api.tactic_json(one.tactic)) for one in chosen]
 
 
 def compare_op(session: Session, op: OpPlan, case: Case, known: Collection[str], gather: Gather) -> None:
@@ -48,7 +70,6 @@ def compare_op(session: Session, op: OpPlan, case: Case, known: Collection[str],
     with torch.no_grad():
         for buckets in _groups(session.device, op.buckets, alone=getattr(case, "bucket_only", False)):
             _Comparison(session, op, case, gather).run(buckets, known)
-    session.workers.release(session.ranks.steps.tick)
 
 
 def _groups(device: torch.device, buckets: Sequence[int], *, alone: bool) -> list[Sequence[int]]:
@@ -68,31 +89,33 @@ class _Comparison:
     op: OpPlan
     case: Case
     gather: Gather
-    benches: list[Any] = field(default_factory=list)
 
     def run(self, buckets: Sequence[int], known: Collection[str]) -> None:
         """Compare the new entries at these buckets in one go; where a rank cannot, bucket by bucket."""
         session, began = self.session, time.monotonic()
         session.ranks.steps.say(f"comparing {self.op.name} ({self.op.op}) at {', '.join(map(str, buckets))} tokens")
         entries, error = self._entries(buckets, known)
-        said: list[tuple[str, float]] = self.gather((error, session.compare_budget.spent))
-        wrong = next((one for one, _ in said if one), "")
-        if wrong and len(buckets) > 1:  # there may have been no memory for all at once
+        offers = [one.offer(range(len(one.candidates))) for one in entries]
+        said: list[tuple[str, float, list[Any]]] = self.gather((error, session.compare_budget.spent, offers))
+        error = next((one for one, _, _ in said if one), "")
+        if not error:
+            _agree(entries, [theirs for _, _, theirs in said])
+            if max(spent for _, spent, _ in said) > session.compare_budget.seconds:
+                session.compare_budget.short += len(entries)
+                for entry in entries:
+                    entry.short = "the time for comparing was used up"
+            else:
+                error = self._time(entries, together=len(buckets) > 1)
+        if error and len(buckets) > 1:  # there may have been no memory for all at once
+            del entries
             for bucket in buckets:
                 self.run([bucket], known)
             return
-        if wrong:
-            session.notes.append(f"{self.op.name} at {buckets[0]} tokens was not compared: {wrong}")
+        if error:
+            session.notes.append(f"{self.op.name} at {buckets[0]} tokens was not compared: {error}")
             return
-        if max(spent for _, spent in said) > session.compare_budget.seconds:
-            for entry in entries:
-                entry.short = "the time for comparing was used up"
-                session.compare_budget.short += 1
-        # Entries of one op that share a runner share its workspace: one at a time
-        for some in [entries] if len(buckets) > 1 else [[entry] for entry in entries]:
-            self._compare([entry for entry in some if not entry.short])
         for entry in entries:
-            self._settle(entry)
+            self._bake(entry)
         session.compare_budget.spent += max(self.gather(time.monotonic() - began))
 
     def _entries(self, buckets: Sequence[int], known: Collection[str]) -> tuple[list[Entry], str]:
@@ -110,7 +133,7 @@ class _Comparison:
                 and points[0].lookup.key not in session.measured.compared
             ], ""
         except OUT_OF_MEMORY as failure:
-            torch.cuda.empty_cache() if timing.on_gpu(session.device) else None
+            self._give_back()
             return [], words(failure)
 
     def _candidates(self, bucket: int, question: Question) -> list[Candidate]:
@@ -136,93 +159,73 @@ class _Comparison:
         fastest = sorted(found, key=lambda one: one[:2])[: decide.CANDIDATES]
         return [DEFAULT, *(one for _, _, one in sorted(fastest, key=lambda one: one[1]))]
 
-    def _compare(self, entries: list[Entry]) -> None:
-        """Time entries in this process, then in the workers."""
-        if not entries:
-            return
-        self._agree(entries)
-        self._here(entries)
-        for entry in [one for one in entries if one.error and len(entries) > 1]:  # there may be memory for it alone
-            entry.error, entry.alive = "", list(range(len(entry.candidates)))
-            entry.failed.clear()
-            self._here([entry])
-        for worker in list(self.session.workers.all):
-            some = [entry for entry in entries if not entry.error and len(entry.alive) > 1]
-            if some:
-                self._elsewhere(worker, some)
+    def _time(self, entries: list[Entry], *, together: bool) -> str:
+        """Time entries in this process, then in the second; why not all of several could be timed in one go."""
+        # Entries of one bucket that share a runner share its workspace: one at a time
+        for some in [entries] if together else [[entry] for entry in entries]:
+            if some and (error := self._here(some)) and together:
+                return error
+            able = [entry for entry in some if not entry.error and len(entry.alive) > 1]
+            if able and self.session.second.pool is not None:
+                self._elsewhere(able)
+        return ""
 
-    def _agree(self, entries: Sequence[Entry]) -> None:
-        """Keep the candidates that all ranks list, in the order of the first."""
-        said = self.gather([_as_json(entry.candidates) for entry in entries])
-        for place, entry in enumerate(entries):
-            lists = [rank[place] for rank in said]
-            wanted = [one for one in lists[0] if all(one in other for other in lists)]
-            entry.candidates = [Candidate(runner, flashinfer_api.tactic_of(tactic)) for runner, tactic in wanted]
-            entry.alive = list(range(len(wanted)))
-
-    def _here(self, entries: Sequence[Entry]) -> None:
-        """Time entries in this process; all ranks at once."""
-        benches: list[Any] = []
+    def _here(self, entries: Sequence[Entry]) -> str:
+        """Time entries in this process, all ranks at once; what is wrong with the first that cannot be timed."""
+        benches: list[Bench] = []
         said: list[tuple[str, dict[int, str]]] = []  # of each entry: why there is no bench, and which candidates fail
         try:
             buffers = timing.buffers_for(self.session.device)
             for entry in entries:
-                bench = make_bench(entry.points, entry.candidates, self._tell(entry), entry.key[1], buffers)
-                benches.append(bench)
-                said.append(("", dict(bench.failed)))
+                benches.append(make_bench(entry.points, entry.candidates, self._tell(entry), entry.key[1], buffers))
+                said.append(("", dict(benches[-1].failed)))
         except Exception as failure:  # noqa: BLE001 - no memory for the copies, for one
             survive(failure)
             said += [(words(failure), {})] * (len(entries) - len(said))
-        ranks = self.gather(said)
-        for place, entry in enumerate(entries):
-            for error, failed in (rank[place] for rank in ranks):
+        for entry, of_ranks in zip(entries, zip(*self.gather(said), strict=True), strict=True):
+            for error, failed in of_ranks:
                 entry.error = entry.error or error
                 entry.failed |= failed
             if 0 in entry.failed:
                 entry.error = entry.error or f"the default fails: {entry.failed[0]}"
             entry.alive = [c for c in entry.alive if c not in entry.failed]
-        able = [(entry, bench) for entry, bench in zip(entries, benches, strict=False) if not entry.error]
-        timed = time_benches([bench for _, bench in able], [entry.alive for entry, _ in able], decide.ROUNDS)
-        for (entry, _), batches in zip(able, zip(*self.gather(timed), strict=True), strict=True):
-            entry.processes.append(_mean_of(batches))
-        del benches, able
-        if timing.on_gpu(self.session.device):
-            torch.cuda.empty_cache()
+        error = next((entry.error for entry in entries if entry.error), "")
+        if not error:
+            timed = time_benches(benches, [entry.alive for entry in entries], decide.ROUNDS)
+            for entry, batches in zip(entries, zip(*self.gather(timed), strict=True), strict=True):
+                entry.processes.append(_mean_of(batches))
+        benches.clear()
+        self._give_back()
+        return error
 
-    def _elsewhere(self, worker: Any, entries: Sequence[Entry]) -> None:  # noqa: ANN401 - a Worker
-        """Time entries in every rank's worker of one number; what fails there cannot be chosen."""
-        asked = [
-            (
-                entry.key,
-                [
-                    (entry.candidates[c].runner, flashinfer_api.tactic_json(entry.candidates[c].tactic))
-                    for c in entry.alive
-                ],
-            )
-            for entry in entries
-        ]
+    def _elsewhere(self, entries: Sequence[Entry]) -> None:
+        """Time entries in every rank's second process; what fails there keeps the default."""
         session = self.session
-        mine, why = session.workers.time(worker, asked, decide.ROUNDS, session.ranks.steps.tick)
+        asked = [(entry.key, entry.offer(entry.alive)) for entry in entries]
+        mine, why = session.second.time(asked, decide.ROUNDS, session.ranks.steps.tick)
         said: list[tuple[int, list[Answer], str]] = self.gather((session.ranks.rank, mine, why))
         lost = next((f"on rank {rank}: {why}" for rank, _, why in said if why), "")
         if lost:
-            session.workers.dismiss(worker.number, lost)
+            session.second.dismiss(lost)
             return
         for place, entry in enumerate(entries):
-            answers = [(rank, theirs[place]) for rank, theirs, _ in said]
-            bad = next(((rank, one) for rank, one in answers if one.error), None)
+            bad = next(((rank, theirs[place].error) for rank, theirs, _ in said if theirs[place].error), None)
             if bad is not None:
-                entry.short = f"process {worker.number} of rank {bad[0]} could not time it: {bad[1].error}"
+                entry.short = f"the second process of rank {bad[0]} could not time it: {bad[1]}"
                 continue
-            named = [[[dict(zip(entry.alive, r.values(), strict=True)) for r in _in_order(b)] for b in one.batches]
-                     for _, one in answers]  # fmt: skip
+            named = [
+                [
+                    [{entry.alive[c]: times for c, times in one.items()} for one in batch]
+                    for batch in theirs[place].batches
+                ]
+                for _, theirs, _ in said
+            ]
             entry.processes.append(_mean_of(named))
 
-    def _settle(self, entry: Entry) -> None:
+    def _bake(self, entry: Entry) -> None:
         """Bake what was decided: the default where an entry lacks the times of a process, FlashInfer's where of all."""
         session, question = self.session, entry.points[0]
-        wanted = 1 + session.workers.wanted
-        if len(entry.processes) < wanted and len(entry.alive) > 1:
+        if session.second.wanted and len(entry.processes) < 2 and len(entry.alive) > 1:
             entry.short = entry.short or "it was timed in one process only"
         argmin = (question.lookup.runner, question.lookup.tactic)
         many, failed = len(entry.candidates), len(entry.failed)
@@ -261,14 +264,18 @@ class _Comparison:
         ]
         return lambda number: steps.attempt(None if number is None else attempts[number])
 
+    def _give_back(self) -> None:
+        if timing.on_gpu(self.session.device):
+            torch.cuda.empty_cache()
 
-def _as_json(candidates: Iterable[Candidate]) -> list[tuple[int, Any]]:
-    return [(one.runner, flashinfer_api.tactic_json(one.tactic)) for one in candidates]
 
-
-def _in_order(batch: Batch) -> list[dict[int, Sequence[float]]]:
-    """The rounds of a batch with their candidates in ascending order: odd rounds went backwards."""
-    return [dict(sorted(one.items())) for one in batch]
+def _agree(entries: Sequence[Entry], said: Sequence[Sequence[Any]]) -> None:
+    """Keep the candidates that all ranks list, in the order of the first."""
+    for place, entry in enumerate(entries):
+        first, *others = (rank[place] for rank in said)
+        wanted = [one for one in first if all(one in other for other in others)]
+        entry.candidates = [Candidate(runner, flashinfer_api.tactic_of(tactic)) for runner, tactic in wanted]
+        entry.alive = list(range(len(wanted)))
 
 
 def _mean_of(ranks: Sequence[Sequence[Batch]]) -> list[Batch]:

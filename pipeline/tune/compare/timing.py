@@ -25,7 +25,7 @@ from pipeline.tune.guard import survive
 from pipeline.tune.tuner import Question
 
 from . import clock
-from .decide import Batch, Round
+from .decide import Batch
 
 cuda: Any = torch.cuda  # a test without a GPU puts a stand-in here
 
@@ -66,10 +66,13 @@ def run(point: Question, inputs: Sequence[Any], candidate: Candidate) -> None:
     point.runners[candidate.runner](list(inputs), tactic=candidate.tactic, **point.kwargs)
 
 
-class Bench:
-    """The candidates of one entry, ready to be timed at each point. `failed` says which cannot be run, and why."""
+class Bench(clock.Stage):
+    """The candidates of one entry, ready to be timed at each point. `failed` says which cannot be run, and why.
 
-    both = False  # whether rounds are timed in both states of the clock
+    `both`: rounds are timed in both states of the clock. `ms` is about what one sample takes at each point.
+    """
+
+    both = False
 
     def __init__(self, points: Sequence[Question], candidates: Sequence[Candidate], tell: Tell) -> None:
         self.points, self.candidates, self.tell = points, candidates, tell
@@ -92,43 +95,42 @@ class Bench:
 
 
 class CpuBench(Bench):
-    """Wall-clock rounds of calls that block their caller."""
+    """Calls that block their caller, timed by the wall clock."""
 
     def __init__(self, points: Sequence[Question], candidates: Sequence[Candidate], tell: Tell) -> None:
         super().__init__(points, candidates, tell)
         for number in range(len(candidates)):
             self.try_to(number, lambda number=number: self._run_all(number))  # type: ignore[misc]
-        self._calls = [self._count(point) for point in points]
+        self.ms = [_CPU_MS] * len(points)
+        self._calls = [1] * len(points)
+        if 0 not in self.failed:
+            default = [math.exp(self.launch(0, place, 0)) for place in range(len(points))]
+            self._calls = [max(1, min(CALLS, math.ceil(_CPU_MS / ms))) for ms in default]
         tell(None)
 
     def _run_all(self, number: int) -> None:
         for point in self.points:
             run(point, point.inputs, self.candidates[number])
 
-    def _count(self, point: Question) -> int:
-        """The calls of one sample."""
+    def launch(self, candidate: int, point: int, turn: int) -> float:  # noqa: ARG002
+        """Take a sample, having named its candidate: what came back once may not come back now."""
+        self.tell(candidate)
+        one, calls = self.points[point], self._calls[point]
         began = time.perf_counter()
-        if 0 not in self.failed:
-            run(point, point.inputs, self.candidates[0])
-        return max(1, min(CALLS, math.ceil(_CPU_MS / max((time.perf_counter() - began) * 1e3, 1e-3))))
+        for _ in range(calls):
+            run(one, one.inputs, self.candidates[candidate])
+        return math.log(max(1e-6, (time.perf_counter() - began) * 1e3 / calls))
 
-    def rounds(self, alive: Sequence[int], count: int) -> list[Round]:
-        """Time `count` rounds, forwards and backwards in turn."""
-        found: list[Round] = []
-        for turn in range(count):
-            found.append({c: self._times(c) for c in (alive if turn % 2 == 0 else alive[::-1])})
+    def reach(self, candidate: int, mark: float) -> None:
+        """It has ended."""
+
+    def wait(self) -> None:
+        """Nothing is left to do."""
         self.tell(None)
-        return found
 
-    def _times(self, number: int) -> tuple[float, ...]:
-        self.tell(number)  # what came back once may not come back now
-        times: list[float] = []
-        for point, calls in zip(self.points, self._calls, strict=True):
-            began = time.perf_counter()
-            for _ in range(calls):
-                run(point, point.inputs, self.candidates[number])
-            times.append(math.log(max(1e-9, (time.perf_counter() - began) * 1e3 / calls)))
-        return tuple(times)
+    def read(self, mark: float) -> float:
+        """What was measured."""
+        return mark
 
 
 class Sample(NamedTuple):
@@ -154,7 +156,7 @@ class GpuBench(Bench):
         self._device, self.both = buffers.device, bucket >= clock.BOTH_FROM
         self._sets = buffers.sets(points)
         self._pool = cuda.graph_pool_handle()
-        self.ms: list[float] = [SAMPLE_MS] * len(points)
+        self.ms = [SAMPLE_MS] * len(points)
         self._calls = [1] * len(points)
         self._graphs: dict[int, list[list[Any]]] = {}
         self._plain = False
@@ -186,7 +188,7 @@ class GpuBench(Bench):
             call = max(1e-3, float(begin.elapsed_time(end)) / len(inputs))
             wanted = 2 ** round(math.log2(max(1.0, SAMPLE_MS / call)))  # alike in all processes
             self._calls[place] = min(CALLS, wanted)
-            self.ms[place] = call * self._calls[place]
+            self.ms = [*self.ms[:place], call * self._calls[place], *self.ms[place + 1 :]]
 
     def _warm(self, number: int) -> None:
         for point, inputs in zip(self.points, self._sets[0], strict=True):
@@ -343,7 +345,7 @@ def make_bench(
     tell: Tell,
     bucket: int,
     buffers: RotatingBuffers | None,
-) -> CpuBench | GpuBench:
+) -> Bench:
     """Prepare the candidates of an entry at every point; `buffers` as `buffers_for` makes them."""
     hooks.at("make_bench", bucket)
     if buffers is not None:
@@ -356,23 +358,13 @@ def buffers_for(device: torch.device) -> RotatingBuffers | None:
     return RotatingBuffers(device) if on_gpu(device) else None
 
 
-def time_benches(
-    benches: Sequence[CpuBench | GpuBench], alive: Sequence[Sequence[int]], count: int
-) -> list[list[Batch]]:
-    """The batches of each bench: `count` rounds, in one go where both states of the clock count."""
-    gpu = [one for one in benches if isinstance(one, GpuBench)]
-    if gpu and len(gpu) == len(benches) and all(one.both for one in gpu):
-        found = clock.time_rounds(gpu, alive, count, both=True)
-    elif gpu:
-        found = [
-            clock.time_rounds([one], [mine], count, both=one.both)[0] for one, mine in zip(gpu, alive, strict=True)
-        ]
+def time_benches(benches: Sequence[Bench], alive: Sequence[Sequence[int]], count: int) -> list[list[Batch]]:
+    """The batches of each bench, one for each set of copies: `count` rounds, in one go where both states count."""
+    if all(one.both for one in benches):
+        found = clock.time_rounds(benches, alive, count, both=True) if benches else []
     else:
-        found = [one.rounds(mine, count) for one, mine in zip(benches, alive, strict=True) if isinstance(one, CpuBench)]
-    return [_batches(rounds) for rounds in found]
-
-
-def _batches(rounds: Sequence[Round]) -> list[Batch]:
-    """The rounds of each set of copies."""
-    split = [[one for turn, one in enumerate(rounds) if set_of(turn) == place] for place in range(SETS)]
-    return [batch for batch in split if batch]
+        pairs = zip(benches, alive, strict=True)
+        found = [clock.time_rounds([one], [mine], count, both=one.both)[0] for one, mine in pairs]
+    return [
+        [[one for turn, one in enumerate(rounds) if set_of(turn) == place] for place in range(SETS)] for rounds in found
+    ]
