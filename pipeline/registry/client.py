@@ -12,27 +12,22 @@ import contextlib
 import hashlib
 import io
 import json
-import os
-import tempfile
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, TypeVar
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
-
-import requests
 
 from pipeline.contract.digest import sha256_bytes, sha256_file
 
 from .credentials import Credentials
-from .descriptors import EMPTY, INDEX, MANIFESTS, OCTETS, Descriptor, Manifest
-from .errors import InvalidResponse, RegistryError, TransientError, printable
-from .http import RetryPolicy, Transport, blocks, joined, read
+from .descriptors import EMPTY, INDEX, MANIFESTS, OCTETS, Descriptor, Manifest, json_object
+from .errors import InvalidResponse, RegistryError, printable
+from .http import Answer, Request, RetryPolicy, Transport, joined
 from .reference import is_digest
 
 _PAGES = 1000  # of one list: a registry may go on for ever
-_MANIFEST_LIMIT = 4 << 20  # bytes; what registries take, by the specification
 _BLOB_LIMIT = 64 << 20  # bytes of a blob that is read into memory unless the caller says otherwise
 _LIST_TRIES = 5  # how often a list of referrers is written again after somebody else wrote it at the same time
 _Item = TypeVar("_Item")
@@ -56,39 +51,28 @@ class Registry:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close all connections."""
         self._http.close()
 
     # Manifests and tags
 
     def resolve(self, repository: str, reference: str) -> str | None:
         """The digest that a tag or digest stands for, without reading the manifest; None where there is none."""
-
-        def once() -> str | None:
-            with self._read_manifest("HEAD", repository, reference) as response:
-                return None if response.status_code == 404 else response.headers.get("Docker-Content-Digest", "")
-
-        digest = self.policy.call(once)
-        if digest is None or is_digest(digest):
+        answer = self._manifest("HEAD", repository, reference)
+        if answer.status == 404:
+            return None
+        digest = answer.headers.get("Docker-Content-Digest", "")
+        if is_digest(digest):
             return digest
         found = self.manifest(repository, reference)  # a registry that leaves the header out
         return found.digest if found is not None else None
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """The manifest or index of a tag or digest; None where there is none."""
-
-        def once() -> Manifest | None:
-            with self._read_manifest("GET", repository, reference) as response:
-                if response.status_code == 404:
-                    return None
-                body = read(response, _MANIFEST_LIMIT, self.policy)
-                kind = response.headers.get("Content-Type", "").partition(";")[0].strip()
-                return Manifest(body, kind, _checked(body, response, reference))
-
-        return self.policy.call(once)
+        answer = self._manifest("GET", repository, reference)
+        if answer.status == 404:
+            return None
+        kind = answer.headers.get("Content-Type", "").partition(";")[0].strip()
+        return Manifest(answer.body, kind, _checked(answer.body, answer, reference))
 
     def put_manifest(self, repository: str, manifest: Manifest, tag: str = "") -> str:
         """Store a manifest under its digest, or under a tag, and return its digest.
@@ -96,42 +80,22 @@ class Registry:
         Where it has a `subject` and the registry keeps no list of referrers itself, the list under the tag
         `sha256-<hex>` of the subject is kept up to date too.
         """
-        listed = self._put(repository, tag or manifest.digest, manifest)
+        answer = self._manifest("PUT", repository, tag or manifest.digest, manifest)
+        _checked(manifest.body, answer, tag)
         subject = manifest.json().get("subject")
-        if isinstance(subject, dict) and not listed:
+        if isinstance(subject, dict) and "OCI-Subject" not in answer.headers:
             self._add_to_list(repository, str(subject["digest"]), [manifest.descriptor()])
         return manifest.digest
 
-    def _put(self, repository: str, reference: str, manifest: Manifest) -> bool:
-        """Store one manifest; whether the registry lists what refers to others itself, and so says `OCI-Subject`."""
-
-        def once() -> bool:
-            with self._http.request(
-                "PUT",
-                f"/v2/{repository}/manifests/{reference}",
-                repository=repository,
-                push=True,
-                what=f"push {_named(repository, reference)}",
-                accept=(200, 201, 202),
-                headers={"Content-Type": manifest.media_type},
-                body=manifest.body,
-            ) as response:
-                _checked(manifest.body, response, reference)
-                return "OCI-Subject" in response.headers
-
-        return self.policy.call(once)
-
-    def _read_manifest(
-        self, method: str, repository: str, reference: str
-    ) -> contextlib.AbstractContextManager[requests.Response]:
-        return self._http.request(
-            method,
-            f"/v2/{repository}/manifests/{reference}",
-            repository=repository,
-            what=f"read {_named(repository, reference)}",
-            accept=(200, 404),
-            headers={"Accept": ", ".join(MANIFESTS)},
-        )
+    def _manifest(self, method: str, repository: str, reference: str, given: Manifest | None = None) -> Answer:
+        name = f"{repository}{'@' if is_digest(reference) else ':'}{reference}"
+        path = f"/v2/{repository}/manifests/{reference}"
+        if given is None:
+            headers = {"Accept": ", ".join(MANIFESTS)}
+            return self._http.call(Request(method, path, repository, f"read {name}", (200, 404), headers=headers))
+        headers = {"Content-Type": given.media_type}
+        wanted = Request(method, path, repository, f"push {name}", (200, 201, 202), True, headers, given.body)
+        return self._http.call(wanted)
 
     # Referrers
 
@@ -141,11 +105,9 @@ class Registry:
         From the registry's own list (OCI 1.1), else from the tag `sha256-<hex>` of older registries. Anyone who may
         push can put anything here.
         """
-        pages = list(self._pages(f"/v2/{repository}/referrers/{digest}", repository, f"list what refers to {digest}"))
-        known = [page for page in pages if page.get("mediaType", INDEX) == INDEX and "manifests" in page]
-        if known:
-            listed = [entry for page in known for entry in (page["manifests"] or ())]
-            found = [Descriptor.from_json(entry) for entry in listed]
+        pages = list(self._pages(repository, digest))
+        if pages:
+            found = [Descriptor.from_json(entry) for page in pages for entry in page["manifests"] or ()]
         else:
             found = list(self._read_list(repository, digest))
         whole = [self._described(repository, one) for one in found]
@@ -158,23 +120,20 @@ class Registry:
         found = self.manifest(repository, listed.digest)
         return found.descriptor() if found is not None else listed
 
-    def _pages(self, path: str, repository: str, what: str) -> Iterator[dict[str, Any]]:
-        """The JSON objects of a list that a registry may give in pages; nothing where it has no such list."""
+    def _pages(self, repository: str, digest: str) -> Iterator[dict[str, Any]]:
+        """The indexes of the registry's own list, which may come in pages; nothing where it has no such list."""
         seen: set[str] = set()
+        path, what = f"/v2/{repository}/referrers/{digest}", f"list what refers to {digest}"
         while path and path not in seen and len(seen) < _PAGES:
             seen.add(path)
-
-            def once(path: str = path) -> tuple[dict[str, Any], str]:
-                with self._http.request("GET", path, repository=repository, what=what, accept=(200, 404)) as response:
-                    if response.status_code == 404:
-                        return {}, ""
-                    body = read(response, _MANIFEST_LIMIT, self.policy)
-                    following = response.links.get("next", {}).get("url", "")
-                    return Manifest(body, "", what).json(), joined(response, following) if following else ""
-
-            page, path = self.policy.call(once)
-            if page:
+            answer = self._http.call(Request("GET", path, repository, what, (200, 404)))
+            if answer.status == 404:
+                return
+            page = json_object(answer.body, what)
+            if page.get("mediaType", INDEX) == INDEX and "manifests" in page:
                 yield page
+            following = re.search(r'<([^>]*)>[^,]*\brel="?next\b', answer.headers.get("Link", ""))
+            path = joined(answer.address, following[1]) if following else ""
 
     def _read_list(self, repository: str, digest: str) -> tuple[Descriptor, ...]:
         found = self.manifest(repository, list_tag(digest))
@@ -190,58 +149,41 @@ class Registry:
         The registry has no lock: the list is read again afterwards, and written again where somebody else's write took
         our entries away.
         """
-        for _ in range(_LIST_TRIES):
+        for attempt in range(_LIST_TRIES + 1):
             entries = self._read_list(repository, digest)
             known = {entry.digest for entry in entries}
             lacking = [one for one in new if one.digest not in known]
             if not lacking:
                 return
-            listed = [entry.to_json() for entry in (*entries, *lacking)]
-            made = {"schemaVersion": 2, "mediaType": INDEX, "manifests": listed}
-            body = json.dumps(made, separators=(",", ":")).encode()
-            self._put(repository, list_tag(digest), Manifest.of(body, INDEX))
-        known = {entry.digest for entry in self._read_list(repository, digest)}
-        if any(one.digest not in known for one in new):
-            raise RegistryError(
-                f"{repository}:{list_tag(digest)} is written by somebody else all the time", hint="run it again later"
-            )
+            if attempt < _LIST_TRIES:
+                listed = [entry.to_json() for entry in (*entries, *lacking)]
+                made = {"schemaVersion": 2, "mediaType": INDEX, "manifests": listed}
+                body = json.dumps(made, separators=(",", ":")).encode()
+                self._manifest("PUT", repository, list_tag(digest), Manifest.of(body, INDEX))
+        raise RegistryError(
+            f"{repository}:{list_tag(digest)} is written by somebody else all the time", hint="run it again later"
+        )
 
     # Blobs
 
     def has_blob(self, repository: str, digest: str) -> bool:
         """Whether the repository has a blob."""
-
-        def once() -> bool:
-            with self._http.request(
-                "HEAD",
-                f"/v2/{repository}/blobs/{digest}",
-                repository=repository,
-                what=f"look for blob {digest[:19]}…",
-                accept=(200, 404),
-            ) as response:
-                return response.status_code == 200
-
-        return self.policy.call(once)
+        return self._http.call(_look(repository, digest)).status == 200
 
     def blob(self, repository: str, digest: str, *, limit: int = _BLOB_LIMIT) -> bytes:
         """A blob's bytes, in memory; raises `InvalidResponse` above `limit` bytes."""
         out = io.BytesIO()
-        self._fetch(repository, digest, out, limit)
+        self.fetch_blob(repository, digest, out, limit=limit)
         return out.getvalue()
 
-    def save_blob(self, repository: str, digest: str, path: Path, *, limit: int | None = None) -> Path:
-        """Write a blob to `path`, whole or not at all, in memory that does not depend on its size; return `path`."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as out:
-                self._fetch(repository, digest, out, limit)
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        return path
+    def fetch_blob(self, repository: str, digest: str, out: IO[bytes], *, limit: int) -> None:
+        """Write a blob into an open file, which can also be read; raises `InvalidResponse` above `limit` bytes."""
+        what = f"read blob {digest[:19]}…"
+        path = f"/v2/{repository}/blobs/{digest}"
+        self._http.call(Request("GET", path, repository, what, (200,), limit=limit, into=out))
+        out.seek(0)
+        if f"sha256:{hashlib.file_digest(out, 'sha256').hexdigest()}" != digest:  # type: ignore[arg-type]
+            raise InvalidResponse(f"{what}: its content has another digest", hint="is its storage damaged?")
 
     def put_blob(self, repository: str, blob: bytes | Path, media_type: str = OCTETS) -> Descriptor:
         """Store a blob unless the repository has it, and return what names it; a file is sent without being read whole.
@@ -253,74 +195,35 @@ class Registry:
         made = Descriptor(media_type, digest, len(blob) if isinstance(blob, bytes) else blob.stat().st_size)
 
         def once() -> None:
-            if not self.has_blob(repository, digest):
+            if self._http.once(_look(repository, digest)).status == 404:
                 self._upload(repository, blob, made)
 
         self.policy.call(once)
         return made
 
-    def check_writable(self, repository: str) -> None:
-        """Begin an upload and cancel it: raises what a push would meet, where one may only read for example."""
-
-        def begin() -> str:
-            with self._begin(repository, f"see whether {repository} may be pushed to") as response:
-                return joined(response, response.headers.get("Location", ""))
-
-        place = self.policy.call(begin)
-        with (  # where that fails the registry forgets what nobody goes on with
-            contextlib.suppress(RegistryError, TransientError),
-            self._http.request(
-                "DELETE", place, repository=repository, push=True, what="cancel an upload", accept=(202, 204)
-            ),
-        ):
-            pass
-
-    def _begin(self, repository: str, what: str) -> contextlib.AbstractContextManager[requests.Response]:
-        path = f"/v2/{repository}/blobs/uploads/"
-        return self._http.request("POST", path, repository=repository, push=True, what=what, accept=(202,), body=b"")
-
-    def _fetch(self, repository: str, digest: str, out: IO[bytes], limit: int | None) -> None:
-        def once() -> None:
-            out.seek(0)
-            out.truncate()
-            what = f"read blob {digest[:19]}…"
-            path = f"/v2/{repository}/blobs/{digest}"
-            with self._http.request("GET", path, repository=repository, what=what, accept=(200,)) as response:
-                seen = hashlib.sha256()
-                for block in blocks(response, limit, self.policy):
-                    seen.update(block)
-                    out.write(block)
-            if f"sha256:{seen.hexdigest()}" != digest:
-                raise InvalidResponse(f"{what}: its content has another digest", hint="is its storage damaged?")
-
-        self.policy.call(once)
-
     def _upload(self, repository: str, blob: bytes | Path, made: Descriptor) -> None:
         what = f"push blob {made.digest[:19]}…"
-        with self._begin(repository, what) as response:
-            place = _upload_address(response, made.digest)
-        with contextlib.ExitStack() as stack:
-            body: bytes | IO[bytes]
-            if isinstance(blob, bytes) or made.size == 0:  # requests would send an empty file in chunks
-                body = blob if isinstance(blob, bytes) else b""
-            else:
-                body = stack.enter_context(blob.open("rb"))
-            response = stack.enter_context(
-                self._http.request(
-                    "PUT",
-                    place,
-                    repository=repository,
-                    push=True,
-                    what=what,
-                    accept=(201, 204),
-                    headers={"Content-Type": OCTETS},
-                    body=body,
-                    silence=self.policy.commit,  # it copies and hashes the whole blob before it answers
-                )
-            )
-            stored = response.headers.get("Docker-Content-Digest", made.digest)
-            if stored != made.digest:
-                raise InvalidResponse(f"{what}: {self.name} stored {printable(stored, 80)}")
+        place = _upload_place(self._http.once(_begin(repository, what)))
+        wanted = Request(
+            "PUT",
+            f"{place}{'&' if '?' in place else '?'}digest={made.digest}",
+            repository,
+            what,
+            (201, 204),
+            True,
+            {"Content-Type": OCTETS},
+            blob,
+            silence=self.policy.commit,  # it copies and hashes the whole blob before it answers
+        )
+        stored = self._http.once(wanted).headers.get("Docker-Content-Digest", made.digest)
+        if stored != made.digest:
+            raise InvalidResponse(f"{what}: {self.name} stored {printable(stored, 80)}")
+
+    def check_writable(self, repository: str) -> None:
+        """Begin an upload and cancel it: raises what a push would meet, where one may only read for example."""
+        place = _upload_place(self._http.call(_begin(repository, f"see whether {repository} may be pushed to")))
+        with contextlib.suppress(RegistryError):  # then the registry forgets what nobody goes on with
+            self._http.call(Request("DELETE", place, repository, "cancel an upload", (202, 204), True))
 
 
 def list_tag(digest: str) -> str:
@@ -344,26 +247,29 @@ def parallel_map(work: Callable[[_Item], _Result], items: Iterable[_Item], worke
         pool.shutdown(wait=wait, cancel_futures=True)
 
 
-def _named(repository: str, reference: str) -> str:
-    return f"{repository}{'@' if is_digest(reference) else ':'}{reference}"
+def _look(repository: str, digest: str) -> Request:
+    path = f"/v2/{repository}/blobs/{digest}"
+    return Request("HEAD", path, repository, f"look for blob {digest[:19]}…", (200, 404))
 
 
-def _checked(body: bytes, response: requests.Response, reference: str) -> str:
+def _begin(repository: str, what: str) -> Request:
+    return Request("POST", f"/v2/{repository}/blobs/uploads/", repository, what, (202,), True)
+
+
+def _upload_place(answer: Answer) -> str:
+    """Where an upload goes, which may be relative to what was asked."""
+    if not answer.headers.get("Location"):
+        raise InvalidResponse("the registry began an upload and named no place for it")
+    return joined(answer.address, answer.headers["Location"])
+
+
+def _checked(body: bytes, answer: Answer, reference: str) -> str:
     """The digest of a manifest's bytes, which must be the one asked for and the one that the registry names."""
     digest = f"sha256:{sha256_bytes(body)}"
-    named = response.headers.get("Docker-Content-Digest", digest)
+    named = answer.headers.get("Docker-Content-Digest", digest)
     if digest != named or (is_digest(reference) and digest != reference):
         wanted = reference if is_digest(reference) else named
         raise InvalidResponse(
             f"manifest {printable(wanted, 80)} has other content: {digest}", hint="is its storage damaged?"
         )
     return digest
-
-
-def _upload_address(response: requests.Response, digest: str) -> str:
-    """Where an upload goes: the answer's Location, which may be relative, with the digest added."""
-    if not response.headers.get("Location"):
-        raise InvalidResponse("the registry began an upload and named no place for it")
-    place = urlsplit(joined(response, response.headers["Location"]))
-    query = urlencode([*parse_qsl(place.query, keep_blank_values=True), ("digest", digest)])
-    return urlunsplit((place.scheme, place.netloc, place.path, query, ""))

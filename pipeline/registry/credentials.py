@@ -1,4 +1,4 @@
-"""Logins, from where Docker and its relatives keep them; none of ours is ever written or asked for.
+"""Logins and certificates, from where Docker and its relatives keep them; none is ever stored or asked for here.
 
     $DOCKER_AUTH_CONFIG        the content of a config.json
     $REGISTRY_AUTH_FILE        as skopeo and podman read it
@@ -6,6 +6,12 @@
 
 The first that knows the registry wins. A login for `quay.io/team` serves that namespace alone, and the longest match
 wins. Docker Hub's login lies under `https://index.docker.io/v1/`.
+
+    /etc/docker/certs.d/<host>/*.crt           authorities for this registry alone, as dockerd reads them
+    /etc/docker/certs.d/<host>/*.cert, *.key   what the registry is shown, in pairs of one name
+
+`$SSL_CERT_FILE` and `$SSL_CERT_DIR` replace the system's store (OpenSSL does that by itself);
+`$REQUESTS_CA_BUNDLE` is trusted as well.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ import contextlib
 import json
 import os
 import re
+import ssl
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,9 +33,10 @@ from pipeline.contract.files import write_json
 from pipeline.run import ProcessFailed, ProgramMissing, run
 
 from .errors import CredentialsInvalid, printable
-from .reference import DOCKER_HUB, api_host
+from .reference import DOCKER_HUB, api_host, is_loopback
 
 HUB_KEY = "https://index.docker.io/v1/"
+_CERTS = (Path("/etc/docker/certs.d"), Path("/etc/containers/certs.d"))
 _HELPER = re.compile(r"[A-Za-z0-9_.-]+")
 _HELPER_TIMEOUT = 60.0  # seconds: some ask a cloud
 _TOKEN_USER = "<token>"  # what helpers and Docker write for an identity token instead of a user's name  # noqa: S105
@@ -193,3 +201,46 @@ def _from_helper(name: str, server: str) -> Login | None:
     value = _object(done.stdout, program)
     user, secret = str(value.get("Username") or ""), str(value.get("Secret") or "")
     return Login("", "", secret) if user == _TOKEN_USER else Login(user, secret)
+
+
+def authorities(registry: str) -> tuple[Path, ...]:
+    """Files of authorities that are trusted beside the system's."""
+    return tuple(path for folder in _certs_folders(registry) for path in sorted(folder.glob("*.crt")))
+
+
+def client_certificates(registry: str) -> tuple[tuple[Path, Path], ...]:
+    """Certificate and key that the registry is shown, in pairs of one name."""
+    found = (path for folder in _certs_folders(registry) for path in sorted(folder.glob("*.cert")))
+    return tuple((path, path.with_suffix(".key")) for path in found)
+
+
+def is_plain(registry: str) -> bool:
+    """Whether a registry is spoken to without TLS: on the loopback, as Docker has it, unless certs.d names it."""
+    return is_loopback(registry) and not authorities(registry)
+
+
+def trust(registry: str) -> ssl.SSLContext:
+    """What a certificate is checked with; with a `registry`, its own authorities and our certificate for it too."""
+    context = ssl.create_default_context()
+    bundle = os.environ.get("REQUESTS_CA_BUNDLE", "")
+    place = Path(bundle)
+    try:
+        if bundle:
+            context.load_verify_locations(**{"capath" if place.is_dir() else "cafile": str(place)})
+        for place in authorities(registry) if registry else ():
+            context.load_verify_locations(cafile=str(place))
+        for place, key in client_certificates(registry) if registry else ():
+            context.load_cert_chain(place, key)
+    except (OSError, ssl.SSLError) as error:
+        raise CredentialsInvalid(f"{place} cannot be read as certificates: {error}", hint="PEM is expected") from error
+    if not context.cert_store_stats()["x509_ca"] and not os.environ.get("SSL_CERT_FILE"):
+        import certifi  # a system without ca-certificates: the authorities that requests would use
+
+        context.load_verify_locations(certifi.where())
+    return context
+
+
+def _certs_folders(registry: str) -> tuple[Path, ...]:
+    """The certs.d folders that exist for a registry, as dockerd and podman read them; a rootless Docker's too."""
+    own = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "docker" / "certs.d"
+    return tuple(place / registry for place in (*_CERTS, own) if (place / registry).is_dir())

@@ -1,45 +1,43 @@
-"""HTTP to one registry: which certificates are trusted, who is given credentials, and what is tried again.
+"""HTTP to one registry: to whom credentials go, what is followed, and what is tried again.
 
 Credentials go to the registry that was asked and to the token server that it names, over TLS (or on the loopback), and
-to nobody else: redirects are followed here and not by requests, nothing is read from ~/.netrc, and a challenge is
-answered only where the response came from the registry's own address.
+to nobody else: redirects are followed here, of reads alone, nothing is read from ~/.netrc, no cookie is kept, and a
+challenge is answered only where the response came from the registry's own address.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import json
 import re
+import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from random import random
 from typing import IO, TypeVar
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlencode, urljoin, urlsplit
 
-import requests
+import requests.utils
 import urllib3
+from urllib3.exceptions import HTTPError, InvalidHeader, NewConnectionError, SSLError, TimeoutError
 
-from .credentials import Credentials, Login
-from .errors import (
-    InvalidResponse,
-    RegistryError,
-    TransientError,
-    Unauthorized,
-    printable,
-    refusal,
-)
+from .credentials import Credentials, Login, is_plain, trust
+from .errors import InvalidResponse, RegistryError, TransientError, Unauthorized, printable, refusal
 from .reference import api_host, is_loopback
-from .trust import AGENT, Adapter, Session, is_plain, trust
 
+AGENT = "tuned-image-pipeline"
 _REDIRECTS = 5
 _TRANSIENT = frozenset({429, 500, 502, 503, 504})
+_LIMIT = 4 << 20  # bytes of a body unless the request says otherwise; what registries take for a manifest
 _ERROR_LIMIT = 65_536  # bytes of an error's body that are looked at
-_TOKEN_LIMIT = 1 << 20  # bytes of an answer with a token
 _SLOWEST = 10_000  # bytes a second, after `RetryPolicy.silence` seconds: a body that comes slower is given up
 _BLOCK = 1 << 20
+_CONNECTIONS = 8  # that are kept open to one host
 _Result = TypeVar("_Result")
 
 
@@ -76,37 +74,40 @@ class RetryPolicy:
         raise AssertionError("a policy of no tries")
 
 
-# Challenges
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a registry; `what` says it in messages.
+
+    `path` begins with a slash, or is an address that the registry named. `accept` lists the statuses that are no
+    error. The body of the response has `limit` bytes at most, and is written to `into` where that is given.
+    """
+
+    method: str
+    path: str
+    repository: str
+    what: str
+    accept: tuple[int, ...]
+    push: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | Path = b""
+    silence: float = 0.0  # seconds in place of the policy's
+    limit: int = _LIMIT
+    into: IO[bytes] | None = None
+
+    @property
+    def scope(self) -> str:
+        """What a token must allow."""
+        return f"repository:{self.repository}:pull{',push' if self.push else ''}"
 
 
 @dataclass(frozen=True)
-class Challenge:
-    """One challenge of `WWW-Authenticate`: its scheme in lower case, and its parameters."""
+class Answer:
+    """A response: `address` is the one that answered, `body` empty where it was written into a file."""
 
-    scheme: str
-    parameters: Mapping[str, str]
-
-    @staticmethod
-    def parse(header: str) -> tuple[Challenge, ...]:
-        """All challenges of a header, which may hold several (RFC 9110): `Bearer realm="…", Basic realm="…"`."""
-        found: list[tuple[str, dict[str, str]]] = []
-        for name, quoted, plain in _CHALLENGE_PART.findall(header):
-            if quoted or plain:
-                if found:
-                    found[-1][1].setdefault(name.lower(), re.sub(r"\\(.)", r"\1", quoted[1:-1]) if quoted else plain)
-            else:
-                found.append((name.lower(), {}))
-        return tuple(Challenge(scheme, parameters) for scheme, parameters in found)
-
-
-_CHALLENGE_PART = re.compile(r"([\w!#$%&'*+.^`|~-]+)(?:\s*=\s*(?:(\"(?:[^\"\\]|\\.)*\")|([^\s,\"]+)))?")
-
-
-def _basic(login: Login) -> str:
-    return "Basic " + base64.b64encode(f"{login.username}:{login.password}".encode()).decode()
-
-
-# Requests
+    status: int
+    headers: Mapping[str, str]
+    address: str
+    body: bytes = b""
 
 
 class Transport:
@@ -119,188 +120,244 @@ class Transport:
         self._credentials = credentials
         self._plain = is_plain(host)
         self._base = f"{'http' if self._plain else 'https'}://{host}"
-        self._session = Session()
-        self._session.mount("https://", Adapter(trust("")))
-        self._session.mount(f"https://{host}/", Adapter(trust(host)))
-        self._answers: dict[str, str] = {}  # values of Authorization by scope
+        self._trust = {True: trust(host), False: trust("")}  # by whether an address is the registry's own
+        self._pools: dict[tuple[str, bool], urllib3.PoolManager] = {}
+        self._authorizations: dict[str, str] = {}  # by scope
+        self._reached = False
 
     def close(self) -> None:
         """Close all connections."""
-        self._session.close()
+        for pool in self._pools.values():
+            pool.clear()
 
-    @contextlib.contextmanager
-    def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        repository: str,
-        what: str,
-        accept: Sequence[int],
-        push: bool = False,
-        headers: Mapping[str, str] | None = None,
-        body: bytes | IO[bytes] | None = None,
-        silence: float | None = None,
-    ) -> Iterator[requests.Response]:
-        """One request, its challenge answered; the body of the response is not read yet.
+    def call(self, asked: Request) -> Answer:
+        """A request, tried again as the policy has it. Raises `RegistryError`."""
+        return self.policy.call(lambda: self.once(asked))
 
-        `path` begins with a slash, or is an address that the registry named. `body` is bytes or a file opened for
-        reading at its start. `silence` replaces the policy's. Raises `TransientError` for what may pass, else a
-        `RegistryError`.
-        """
-        scope = f"repository:{repository}:pull{',push' if push else ''}"
-        address = path if "://" in path else self._base + path
-        limits = (self.policy.connect, silence or self.policy.silence)
-        with self._translated(what, limits[1]), contextlib.ExitStack() as stack:
+    def once(self, asked: Request) -> Answer:
+        """A request, its challenge answered. Raises `TransientError` for what may pass, else a `RegistryError`."""
+        silence = asked.silence or self.policy.silence
+        with self._translated(asked.what, silence):
+            given = self._authorizations.get(asked.scope, "")
+            response, address = self._follow(asked, given, silence)
+            if response.status == 401 and self._is_ours(address):
+                try:
+                    new = self._authorization(response.headers.get("WWW-Authenticate", ""), asked)
+                except BaseException:
+                    _end(response)
+                    raise
+                if new not in ("", given):
+                    _end(response)
+                    self._authorizations[asked.scope] = new
+                    response, address = self._follow(asked, new, silence)
+            self._check(response, address, asked.accept, asked.what)
+            out = asked.into or io.BytesIO()
+            out.seek(0)
+            out.truncate()
+            self._read(response, out, asked.limit)
+            body = out.getvalue() if isinstance(out, io.BytesIO) else b""
+            return Answer(response.status, response.headers, address, body)
 
-            def send() -> requests.Response:
-                return stack.enter_context(self._send(method, address, scope, headers, body=body, limits=limits))
+    def _follow(self, asked: Request, given: str, silence: float) -> tuple[urllib3.BaseHTTPResponse, str]:
+        """Send, and follow redirects of a read. Credentials go to the registry's own address alone."""
+        address = asked.path if "://" in asked.path else self._base + asked.path
+        for _ in range(_REDIRECTS + 1):
+            own = {"Authorization": given} if given and self._is_ours(address) else {}
+            response = self._send(asked.method, address, {**asked.headers, **own}, asked.body, silence)
+            place = response.headers.get("Location", "")
+            if asked.method not in ("GET", "HEAD") or response.status not in (301, 302, 303, 307, 308) or not place:
+                return response, address
+            _end(response)
+            address = joined(address, place)
+        raise InvalidResponse(f"{self.registry} redirects in a circle")
 
-            response = send()
-            challenged = response.status_code == 401 and self._is_ours(response.url)
-            if challenged and self._answer(response, repository, scope):
-                if body is not None and not isinstance(body, bytes):
-                    body.seek(0)
-                response = send()
-            self._check(response, accept, what)
-            yield response
+    def _send(
+        self, method: str, address: str, headers: Mapping[str, str], body: bytes | Path, silence: float
+    ) -> urllib3.BaseHTTPResponse:
+        """Send one request to one address, which must be TLS or, where the registry is on it, the loopback."""
+        origin = _origin(address)
+        if origin is None or (origin[0] != "https" and not (self._plain and is_loopback(origin[1]))):
+            raise InvalidResponse(f"{self.registry} leads to {_place(address)}, which is not encrypted or no address")
+        with contextlib.ExitStack() as stack:
+            size = len(body) if isinstance(body, bytes) else body.stat().st_size
+            length = {"Content-Length": str(size)} if method in ("PUT", "POST") else {}
+            response = self._pool(address).urlopen(
+                method,
+                address,
+                body=stack.enter_context(body.open("rb")) if isinstance(body, Path) else body or None,
+                headers={"User-Agent": AGENT, **length, **headers},
+                timeout=urllib3.Timeout(connect=self.policy.connect, read=silence),
+                redirect=False,
+                retries=False,
+                preload_content=False,
+            )
+        self._reached |= self._is_ours(address)
+        return response
+
+    def _pool(self, address: str) -> urllib3.PoolManager:
+        """The connections for an address; through the environment's proxies, but never towards the loopback."""
+        proxy, ours = "", self._is_ours(address)
+        if not is_loopback(urlsplit(address).netloc):
+            known = requests.utils.get_environ_proxies(address)
+            proxy = requests.utils.select_proxy(address, known) or ""
+        if (proxy, ours) not in self._pools:
+            context = self._trust[ours]
+            made = urllib3.PoolManager(maxsize=_CONNECTIONS, ssl_context=context)
+            if proxy:
+                whole = proxy if "://" in proxy else f"http://{proxy}"
+                user, password = requests.utils.get_auth_from_url(whole)
+                login = urllib3.make_headers(proxy_basic_auth=f"{user}:{password}") if user else None
+                made = urllib3.ProxyManager(
+                    whole, maxsize=_CONNECTIONS, ssl_context=context, proxy_headers=login, proxy_ssl_context=trust("")
+                )
+            self._pools.setdefault((proxy, ours), made)
+        return self._pools[proxy, ours]
 
     def _is_ours(self, address: str) -> bool:
         """Whether an address belongs to the registry that was asked."""
         return _origin(address) == _origin(self._base)
 
-    def _send(
-        self,
-        method: str,
-        address: str,
-        scope: str,
-        headers: Mapping[str, str] | None,
-        *,
-        body: bytes | IO[bytes] | None,
-        limits: tuple[float, float],
-    ) -> requests.Response:
-        """Send, and follow redirects of a read. Credentials go to the registry's own address alone."""
-        for _ in range(_REDIRECTS + 1):
-            self._refuse_unsafe(address)
-            sent = dict(headers or {})
-            if self._is_ours(address) and scope in self._answers:
-                sent["Authorization"] = self._answers[scope]
-            response = self._session.request(
-                method, address, headers=sent, data=body, stream=True, timeout=limits, allow_redirects=False,
-                proxies=self._proxies(address),
-            )  # fmt: skip
-            self._session.cookies.clear()
-            place = response.headers.get("Location", "")
-            if method not in ("GET", "HEAD") or response.status_code not in (301, 302, 303, 307, 308) or not place:
-                return response
-            address = joined(response, place)
-            response.close()
-        raise InvalidResponse(f"{self.registry} redirects in a circle")
-
-    def _proxies(self, address: str) -> dict[str, str]:
-        """Proxies of the environment, never towards the loopback."""
-        loopback = is_loopback(urlsplit(address).netloc)
-        return {} if loopback else dict(requests.utils.get_environ_proxies(address))
-
-    def _refuse_unsafe(self, address: str) -> None:
-        """Raise `InvalidResponse` for an address that the registry named and that is neither TLS nor the loopback."""
-        origin = _origin(address)
-        safe = origin is not None and (origin[0] == "https" or (self._plain and is_loopback(origin[1])))
-        if not safe:
-            raise InvalidResponse(f"{self.registry} leads to {_place(address)}, which is not encrypted or no address")
-
-    def _answer(self, response: requests.Response, repository: str, scope: str) -> bool:
-        """Answer a challenge; False where the registry sends none, or wants again what it was given."""
-        challenges = {
-            one.scheme: one for one in reversed(Challenge.parse(response.headers.get("WWW-Authenticate", "")))
-        }
-        if not challenges:
-            return False
-        login = self._credentials.login(self.registry, repository)
-        bearer = challenges.get("bearer")
-        if bearer is not None and "realm" in bearer.parameters:
-            new = "Bearer " + self._token(bearer, login, scope)
-        elif "basic" in challenges:
-            if login is None:
-                raise Unauthorized(
-                    f"{self.registry} wants a password and none is known for it",
-                    hint=f"`docker login {self.registry}`; credentials are read from Docker's config.json",
-                )
-            new = _basic(login)
-        else:
-            kinds = printable(", ".join(challenges), 80)
+    def _authorization(self, header: str, asked: Request) -> str:
+        """The answer to a challenge, as a value of `Authorization`; empty where the header has none."""
+        known = challenges(header)
+        if not known:
+            return ""
+        login = self._credentials.login(self.registry, asked.repository)
+        if "realm" in known.get("bearer", {}):
+            return "Bearer " + self._token(known["bearer"], login, asked.scope)
+        if "basic" not in known:
+            kinds = printable(", ".join(known), 80)
             raise InvalidResponse(f"{self.registry} wants authentication of an unknown kind: {kinds}")
-        self._answers[scope] = new
-        return response.request.headers.get("Authorization") != new
-
-    def _token(self, challenge: Challenge, login: Login | None, scope: str) -> str:
-        """A token from the server that the registry names. It is asked once, there, and no redirect is followed."""
-        realm = challenge.parameters["realm"]
-        origin = _origin(realm)
-        loopback = origin is not None and is_loopback(origin[1]) and is_loopback(api_host(self.registry))
-        if origin is None or (origin[0] != "https" and not loopback):
-            raise InvalidResponse(
-                f"{self.registry} wants passwords to be sent to {_place(realm)}, which is not encrypted or no address"
+        if login is None:
+            raise Unauthorized(
+                f"{self.registry} wants a password and none is known for it",
+                hint=f"`docker login {self.registry}`; credentials are read from Docker's config.json",
             )
-        asked = {"service": challenge.parameters.get("service", ""), "scope": scope}
-        headers, form, method = {}, None, "GET"
+        return _basic(login)
+
+    def _token(self, challenge: Mapping[str, str], login: Login | None, scope: str) -> str:
+        """A token from the server that the registry names. It is asked once, there, and no redirect is followed."""
+        realm = challenge["realm"]
+        asked = {"service": challenge.get("service", ""), "scope": scope}
         if login is not None and login.identity_token:  # OAuth 2, as Docker's token servers take it
             grant = {"grant_type": "refresh_token", "refresh_token": login.identity_token, "client_id": AGENT}
-            method, form = "POST", {**grant, **asked}
-        elif login is not None:
-            headers = {"Authorization": _basic(login)}
-        with self._session.request(
-            method, realm, params=asked if form is None else None, data=form, headers=headers, stream=True,
-            timeout=(self.policy.connect, self.policy.silence), allow_redirects=False, proxies=self._proxies(realm),
-        ) as response:  # fmt: skip
-            if 300 <= response.status_code < 400:
-                raise InvalidResponse(f"{_place(realm)} redirects, and credentials are not sent on")
-            self._check(response, (200,), f"a token for {scope}", server=_place(realm))
-            try:
-                value = json.loads(read(response, _TOKEN_LIMIT, self.policy))
-                token = str(value.get("token") or value["access_token"])
-            except (ValueError, KeyError, AttributeError, RecursionError, TypeError) as error:
-                raise InvalidResponse(f"{_place(realm)} answered no token") from error
+            kind = {"Content-Type": "application/x-www-form-urlencoded"}
+            response = self._send("POST", realm, kind, urlencode({**grant, **asked}).encode(), self.policy.silence)
+        else:
+            address = f"{realm}{'&' if '?' in realm else '?'}{urlencode(asked)}"
+            own = {"Authorization": _basic(login)} if login is not None else {}
+            response = self._send("GET", address, own, b"", self.policy.silence)
+        if 300 <= response.status < 400:
+            _end(response)
+            raise InvalidResponse(f"{_place(realm)} redirects, and credentials are not sent on")
+        self._check(response, realm, (200,), f"a token for {scope}")
+        try:
+            out = io.BytesIO()
+            self._read(response, out, _LIMIT)
+            value = json.loads(out.getvalue())
+            token = str(value.get("token") or value["access_token"])
+        except (ValueError, KeyError, AttributeError, RecursionError, TypeError) as error:
+            raise InvalidResponse(f"{_place(realm)} answered no token") from error
         if not re.fullmatch(r"[\x21-\x7e]+", token):
             raise InvalidResponse(f"{_place(realm)} answered no token")
         return token
 
-    def _check(self, response: requests.Response, accept: Sequence[int], what: str, server: str = "") -> None:
+    def _check(self, response: urllib3.BaseHTTPResponse, address: str, accept: tuple[int, ...], what: str) -> None:
         """Return when the status is among `accept`; else raise `TransientError`, or the error of the cause."""
-        status = response.status_code
-        if status in accept:
+        if response.status in accept:
             return
-        server = server or (self.registry if self._is_ours(response.url) else _place(response.url))
-        error = refusal(status, _words(response, self.policy), what, server)
-        if status in _TRANSIENT:
-            raise TransientError(error, _retry_after(response))
+        try:  # the registry's own words
+            out = io.BytesIO()
+            self._read(response, out, _ERROR_LIMIT)
+            listed = json.loads(out.getvalue())["errors"]
+            parts = [" ".join(str(e.get(k)) for k in ("code", "message", "detail") if e.get(k)) for e in listed]
+        except Exception:  # noqa: BLE001 - whatever an error page is made of, it is not worth another error
+            parts = []
+        server = self.registry if self._is_ours(address) else _place(address)
+        error = refusal(response.status, printable("; ".join(parts), 300), what, server)
+        if response.status in _TRANSIENT:
+            raise TransientError(error, _retry_after(response.headers.get("Retry-After", "")))
         raise error
+
+    def _read(self, response: urllib3.BaseHTTPResponse, out: IO[bytes], limit: int) -> None:
+        """Copy the body. Raises `InvalidResponse` above `limit` bytes, `RegistryError` when it comes too slowly."""
+        began, size = time.monotonic(), 0
+        # read1: what has come, however little, so that the clock is looked at while a registry sends byte by byte
+        try:
+            while block := response.read1(_BLOCK, decode_content=False):
+                size += len(block)
+                if size > limit:
+                    raise InvalidResponse(f"the response exceeds the size limit of {limit:,} bytes")
+                if time.monotonic() - began > self.policy.silence + size / _SLOWEST:
+                    raise RegistryError("the registry sends less than 10 kB a second", hint="run it again later")
+                out.write(block)
+        finally:
+            _end(response)
 
     @contextlib.contextmanager
     def _translated(self, what: str, silence: float) -> Iterator[None]:
         """Name each failure of the connection; also while a response's body is read."""
         host = self.registry
-        again = "does the registry run, and is the name right? Run it again: it goes on"
         try:
             yield
-        except (requests.exceptions.SSLError, urllib3.exceptions.SSLError) as error:
+        except SSLError as error:
             if "WRONG_VERSION_NUMBER" in str(error):
                 raise RegistryError(
                     f"{what}: {host} does not speak TLS",
                     hint="without TLS only the loopback is spoken to: put TLS before the registry",
                 ) from error
             raise RegistryError(
-                f"{what}: the certificate of {host} is not trusted: {_reason(error)}",
+                f"{what}: the certificate of {host} is not trusted: {_reason(_innermost(error))}",
                 hint=f"put its authority into /etc/docker/certs.d/{host}/ca.crt, or name it in SSL_CERT_FILE",
             ) from error
-        except (requests.exceptions.Timeout, urllib3.exceptions.TimeoutError) as error:
-            message = f"{what}: {host} said nothing for {silence:.0f} s"
-            raise TransientError(RegistryError(message, hint="is it overloaded? Run it again")) from error
-        except (requests.exceptions.InvalidURL, requests.exceptions.InvalidHeader) as error:
-            raise InvalidResponse(f"{what}: {host} leads to no valid address", hint=f"is {host} a registry?") from error
-        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
-            message = f"{what}: no connection to {host}, or it was dropped: {_reason(error)}"
-            raise TransientError(RegistryError(message, hint=again)) from error
+        except HTTPError as error:
+            if isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError):
+                message = f"{what}: {host} said nothing for {silence:.0f} s"
+                raise TransientError(RegistryError(message, hint="is it overloaded? Run it again")) from error
+            inner = _innermost(error)
+            failed = RegistryError(
+                f"{what}: no connection to {host}, or it was dropped: {_reason(inner)}",
+                hint="does the registry run, and is the name right? Run it again: it goes on",
+            )
+            # A registry that has answered already restarts; of one that never did the name or the port is wrong.
+            wrong = isinstance(inner, ConnectionRefusedError) or getattr(inner, "errno", 0) == socket.EAI_NONAME
+            raise (failed if wrong and not self._reached else TransientError(failed)) from error
+
+
+def challenges(header: str) -> dict[str, dict[str, str]]:
+    """The parameters of each scheme (in lower case) in a `WWW-Authenticate` header, which may have several (RFC 9110):
+    `Bearer realm="…", Basic realm="…"`. Of two of one scheme the first counts.
+    """
+    found: dict[str, dict[str, str]] = {}
+    current: dict[str, str] = {}
+    for name, quoted, plain in _CHALLENGE_PART.findall(header):
+        if quoted or plain:
+            current.setdefault(name.lower(), re.sub(r"\\(.)", r"\1", quoted[1:-1]) if quoted else plain)
+        else:
+            current = {}
+            found.setdefault(name.lower(), current)
+    return found
+
+
+_CHALLENGE_PART = re.compile(r"([\w!#$%&'*+.^`|~-]+)(?:\s*=\s*(?:(\"(?:[^\"\\]|\\.)*\")|([^\s,\"]+)))?")
+
+
+def joined(address: str, place: str) -> str:
+    """The address that a registry's answer names, which may be relative to what was asked; raise `InvalidResponse`."""
+    try:
+        return urljoin(address, place)
+    except ValueError as error:
+        raise InvalidResponse(f"{printable(place, 80)}, which the registry names, is no address") from error
+
+
+def _end(response: urllib3.BaseHTTPResponse) -> None:
+    """Let go of a response: its connection is closed unless its body was read, and may then be used again."""
+    response.close()
+    response.release_conn()
+
+
+def _basic(login: Login) -> str:
+    return "Basic " + base64.b64encode(f"{login.username}:{login.password}".encode()).decode()
 
 
 def _origin(address: str) -> tuple[str, str, int] | None:
@@ -310,7 +367,7 @@ def _origin(address: str) -> tuple[str, str, int] | None:
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
     except ValueError:
         return None
-    if not parts.hostname or not port or "@" in parts.netloc or "\\" in address:
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or "\\" in address:
         return None
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return parts.scheme, host.lower(), port
@@ -324,69 +381,21 @@ def _place(address: str) -> str:
         return "an address that cannot be read"
 
 
-def joined(response: requests.Response, place: str) -> str:
-    """An address that a registry names, which may be relative to what was asked; raise `InvalidResponse`."""
-    try:
-        return urljoin(response.url, place)
-    except ValueError as error:
-        raise InvalidResponse(f"{printable(place, 80)}, which the registry names, is no address") from error
-
-
-def _words(response: requests.Response, policy: RetryPolicy) -> str:
-    """The registry's own words, as one printable line; empty where it has none."""
-    try:
-        errors = json.loads(read(response, _ERROR_LIMIT, policy, grace=min(5.0, policy.silence)))["errors"]
-        words = [" ".join(str(e.get(k)) for k in ("code", "message", "detail") if e.get(k)) for e in errors]
-    except Exception:  # noqa: BLE001 - whatever an error page is made of, it is not worth another error
-        return ""
-    return printable("; ".join(words), 300)
-
-
-def _retry_after(response: requests.Response) -> float | None:
-    from urllib3.exceptions import InvalidHeader
-
-    value = response.headers.get("Retry-After")
-    try:
+def _retry_after(value: str) -> float | None:
+    with contextlib.suppress(InvalidHeader, ValueError, OverflowError):
         return urllib3.Retry().parse_retry_after(value) if value else None
-    except (InvalidHeader, ValueError, OverflowError):
-        return None
+    return None
 
 
-def blocks(response: requests.Response, limit: int | None, policy: RetryPolicy, grace: float = 0) -> Iterator[bytes]:
-    """The body in blocks. Raises `InvalidResponse` above `limit` bytes, `TransientError` when less comes than was
-    announced, `RegistryError` when it comes too slowly.
-    """
-    began, size, grace = time.monotonic(), 0, grace or policy.silence
-    # read1: what has come, however little, so that the clock is looked at while a registry sends byte by byte
-    while block := response.raw.read1(_BLOCK, decode_content=False):
-        size += len(block)
-        if limit is not None and size > limit:
-            raise InvalidResponse(f"the response exceeds the size limit of {limit:,} bytes")
-        if time.monotonic() - began > grace + size / _SLOWEST:
-            raise RegistryError("the registry sends less than 10 kB a second", hint="run it again later")
-        yield block
-    announced = response.headers.get("Content-Length", "")
-    if announced.isdecimal() and "Content-Encoding" not in response.headers and size != int(announced):
-        raise TransientError(InvalidResponse(f"{size} of {announced} bytes came", hint="run it again"))
-
-
-def read(response: requests.Response, limit: int, policy: RetryPolicy, grace: float = 0) -> bytes:
-    """The whole body, in memory; raises as `blocks` does."""
-    return b"".join(blocks(response, limit, policy, grace))
+def _innermost(error: BaseException) -> BaseException:
+    """What an error of urllib3 began with; its own text has addresses, and their secrets."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost reason of an error of requests, as one printable line without addresses and their secrets."""
-    seen: BaseException = error
-    while True:
-        inner = getattr(seen, "reason", None) or (seen.args[0] if seen.args else None)
-        if not isinstance(inner, BaseException):
-            inner = seen.__cause__  # urllib3 keeps what the socket said there, and the rest of its text has addresses
-        if inner is None:
-            break
-        seen = inner
-    if isinstance(seen, ssl.SSLCertVerificationError):
-        return printable(seen.verify_message, 120)
-    if isinstance(seen, OSError) and seen.strerror:
-        return printable(seen.strerror, 120)
-    return type(seen).__name__
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return printable(error.verify_message, 120)
+    said = (error.strerror or str(error)) if isinstance(error, OSError) else ""
+    return printable(said or type(error).__name__, 120)

@@ -98,7 +98,9 @@ def pull(registry: Registry, source: Reference, out: Path, *, verifier: cosign.V
         if wrong:
             raise PublishError(f"{source} is not signed by {verifier}: {wrong}", hint="`cache push --sign KEY` signs")
     with tempfile.TemporaryDirectory(prefix="pull-") as temporary:
-        blob = registry.save_blob(source.repository, layer.digest, Path(temporary) / "blob", limit=PUSHED_LIMIT)
+        blob = Path(temporary) / "blob"
+        with blob.open("w+b") as stream:
+            registry.fetch_blob(source.repository, layer.digest, stream, limit=PUSHED_LIMIT)
         root = Path(temporary) / "root"
         safe_extract(_unzipped(blob), root, strip=1, limit=PUSHED_LIMIT)
         keys = merge_roots([(str(source), root)], out)

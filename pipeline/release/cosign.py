@@ -19,10 +19,9 @@ from pathlib import Path
 
 from pipeline.contract.errors import PublishError, UsageError
 from pipeline.registry.client import Registry
-from pipeline.registry.credentials import docker_config
+from pipeline.registry.credentials import authorities, client_certificates, docker_config, is_plain
 from pipeline.registry.errors import printable
 from pipeline.registry.reference import Reference
-from pipeline.registry.trust import authorities, client_certificates, is_plain
 from pipeline.run import ProcessFailed, ProgramMissing, find_program, run
 
 from .media import BUNDLE

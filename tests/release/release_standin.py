@@ -30,10 +30,10 @@ class Standin(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, answer: Callable[[Request], Answer]) -> None:
+    def __init__(self, answer: Callable[[Request], Answer], port: int = 0) -> None:
         self.answer = answer
         self.seen: list[Request] = []
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", port), _Handler)
         self.host = f"127.0.0.1:{self.server_address[1]}"
         self.url = f"http://{self.host}"
 

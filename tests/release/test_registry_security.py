@@ -23,7 +23,7 @@ from pipeline.registry.errors import (
     RegistryError,
     Unauthorized,
 )
-from pipeline.registry.http import Challenge
+from pipeline.registry.http import challenges
 from pipeline.registry.reference import Reference, api_host, is_loopback
 
 BASIC = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
@@ -194,9 +194,10 @@ def test_a_refused_login_ends_at_once():
 
 
 def test_challenges_are_read_as_the_standard_has_them():
-    found = Challenge.parse(r'Bearer realm="https://x/t",service="a, b=\"c\"",scope="s" , Basic realm="Registry"')
-    assert [one.scheme for one in found] == ["bearer", "basic"]
-    assert found[0].parameters == {"realm": "https://x/t", "service": 'a, b="c"', "scope": "s"}
+    found = challenges(r'Bearer realm="https://x/t",service="a, b=\"c\"",scope="s" , Basic realm="Registry"')
+    assert found == {
+        "bearer": {"realm": "https://x/t", "service": 'a, b="c"', "scope": "s"}, "basic": {"realm": "Registry"},
+    }  # fmt: skip
 
 
 def test_requests_that_are_challenged_at_the_same_time_are_all_answered():
