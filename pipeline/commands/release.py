@@ -154,10 +154,8 @@ def _prepared(arguments: argparse.Namespace, *, sign: bool = True) -> Release:
         if template:
             tags.fields_of(template)
     verdicts.read_files(arguments.verdict)
-    if signer is not None:
-        cosign.check_repository(options.place.repository)
-        if sign:
-            signer.check()
+    if signer is not None and sign:
+        signer.check()
     return Release(options, _jobs(arguments, cells, options))
 
 

@@ -34,15 +34,13 @@ class SnapshotLost(BuildError):
 class Export:
     """An OCI layout that receives a build's image instead of the engine; blobs that it has already are not sent again.
 
-    It holds an index: the image's manifest and BuildKit's attestations, provenance always and with `scanner` (an image)
-    an SBOM. `compression` (zstd) is that of all its layers; empty keeps theirs. `name` is the subject of those.
-    `annotations` are put on the index and on the image's manifest.
+    It holds an index: the image's manifest and BuildKit's provenance, whose subject is `name`. `compression` (zstd) is
+    that of all its layers; empty keeps theirs. `annotations` are put on the index and on the image's manifest.
     """
 
     layout: Path
     name: str
     annotations: Mapping[str, str]
-    scanner: str = ""
     compression: str = ""
     provenance: str = "mode=max"
 
@@ -52,8 +50,6 @@ class Export:
         if self.compression:
             output += f",compression={self.compression},force-compression=true,oci-mediatypes=true"
         words = [f"--provenance={self.provenance}", "--output", output]
-        if self.scanner:
-            words += ["--attest", f"type=sbom,generator={self.scanner}"]
         for name, value in sorted(self.annotations.items()):
             for where in ("index", "manifest"):  # buildx 0.13 takes one place an option
                 words += ["--annotation", f"{where}:{name}={value}"]

@@ -38,7 +38,7 @@ class Registry:
     """One registry, `name` being `host[:port]`.
 
     `credentials` None reads Docker's configuration (`Credentials.load`); `Credentials()` is nobody. Every method raises
-    `RegistryError` or a class below it; `CredentialsInvalid` where a login cannot be read.
+    `RegistryError` or a class below it; `UsageError` where a login cannot be read.
     """
 
     def __init__(self, name: str, credentials: Credentials | None = None, policy: RetryPolicy | None = None) -> None:

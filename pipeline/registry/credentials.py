@@ -29,10 +29,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.contract.errors import UsageError
 from pipeline.contract.files import write_json
 from pipeline.run import ProcessFailed, ProgramMissing, run
 
-from .errors import CredentialsInvalid, printable
+from .errors import printable
 from .reference import DOCKER_HUB, api_host, is_loopback
 
 HUB_KEY = "https://index.docker.io/v1/"
@@ -59,7 +60,7 @@ class Credentials:
 
     @staticmethod
     def load(env: Mapping[str, str] | None = None) -> Credentials:
-        """Read what the environment names; a missing file is none. Raises `CredentialsInvalid`."""
+        """Read what the environment names; a missing file is none. Raises `UsageError`."""
         env = os.environ if env is None else env
         found: list[tuple[str, Mapping[str, Any]]] = []
         if env.get("DOCKER_AUTH_CONFIG"):
@@ -74,7 +75,7 @@ class Credentials:
     def login(self, registry: str, repository: str = "") -> Login | None:
         """The login for a repository of a registry, None where nothing knows one.
 
-        Raises `CredentialsInvalid` where a helper fails, or an entry has another shape than Docker's.
+        Raises `UsageError` where a helper fails, or an entry has another shape than Docker's.
         """
         registry = _canonical(registry)
         for where, config in self.configs:
@@ -104,7 +105,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (PermissionError, UnicodeDecodeError, IsADirectoryError) as error:
-        raise CredentialsInvalid(f"{path} cannot be read", hint="repair it, or `docker login` again") from error
+        raise UsageError(f"{path} cannot be read", hint="repair it, or `docker login` again") from error
 
 
 def _object(text: str, where: str) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def _object(text: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise CredentialsInvalid(f"{where} is not a JSON object", hint="repair it, or `docker login` again")
+        raise UsageError(f"{where} is not a JSON object", hint="repair it, or `docker login` again")
     return value
 
 
@@ -162,7 +163,7 @@ def _from_entry(entry: Mapping[str, Any], scope: str, where: str) -> Login | Non
         except (binascii.Error, UnicodeDecodeError, ValueError):
             colon = user = password = ""
         if not colon:
-            raise CredentialsInvalid(
+            raise UsageError(
                 f"{where}: auth of {printable(scope)} is not user:password in base64",
                 hint=f"`docker login {printable(scope.partition('/')[0])}`",
             )
@@ -174,7 +175,7 @@ def _from_entry(entry: Mapping[str, Any], scope: str, where: str) -> Login | Non
 
 def _from_helper(name: str, server: str) -> Login | None:
     if not _HELPER.fullmatch(name):
-        raise CredentialsInvalid(f"{printable(name)} is not the name of a credential helper")
+        raise UsageError(f"{printable(name)} is not the name of a credential helper")
     program = f"docker-credential-{name}"
     hint = f"`echo {printable(server)} | {program} get` shows what is wrong"
     with tempfile.NamedTemporaryFile("w", prefix="server-") as asked:  # run() takes its child's stdin from a file
@@ -191,13 +192,13 @@ def _from_helper(name: str, server: str) -> Login | None:
                 accept=(0, 1),
             )
         except ProgramMissing as error:
-            raise CredentialsInvalid(f"{program}, which config.json names, is not on PATH", hint=hint) from error
+            raise UsageError(f"{program}, which config.json names, is not on PATH", hint=hint) from error
         except ProcessFailed as error:
-            raise CredentialsInvalid(f"{program} failed", hint=hint) from error
+            raise UsageError(f"{program} failed", hint=hint) from error
     if done.status != 0:
         if "credentials not found" in done.stdout:
             return None
-        raise CredentialsInvalid(f"{program} failed", hint=hint)
+        raise UsageError(f"{program} failed", hint=hint)
     value = _object(done.stdout, program)
     user, secret = str(value.get("Username") or ""), str(value.get("Secret") or "")
     return Login("", "", secret) if user == _TOKEN_USER else Login(user, secret)
@@ -232,7 +233,7 @@ def trust(registry: str) -> ssl.SSLContext:
         for place, key in client_certificates(registry) if registry else ():
             context.load_cert_chain(place, key)
     except (OSError, ssl.SSLError) as error:
-        raise CredentialsInvalid(f"{place} cannot be read as certificates: {error}", hint="PEM is expected") from error
+        raise UsageError(f"{place} cannot be read as certificates: {error}", hint="PEM is expected") from error
     if not context.cert_store_stats()["x509_ca"] and not os.environ.get("SSL_CERT_FILE"):
         import certifi  # a system without ca-certificates: the authorities that requests would use
 

@@ -1,18 +1,15 @@
-"""What can go wrong with a registry. All end with 8, but for a wrong name or setting, which ends with 2."""
+"""What can go wrong with a registry. All of it ends with 8; a wrong name or setting is a `UsageError`."""
 
 from __future__ import annotations
 
-from pipeline.contract.errors import PublishError, UsageError
+from pipeline.contract.errors import PublishError
 from pipeline.contract.text import shown as printable
 
 __all__ = [
-    "CredentialsInvalid",
     "InvalidResponse",
     "NotFound",
-    "ReferenceInvalid",
     "RegistryError",
     "TransientError",
-    "Unauthorized",
     "printable",
     "refusal",
 ]
@@ -20,20 +17,8 @@ __all__ = [
 _FULL = ("no space left", "quota", "insufficient storage", "storage limit", "out of space", "'err': 28}", "'err': 122}")
 
 
-class ReferenceInvalid(UsageError):
-    """A name is not `registry/repository[:tag][@digest]`."""
-
-
-class CredentialsInvalid(UsageError):
-    """Docker's config.json, a credential helper or a certificate that the configuration names cannot be used."""
-
-
 class RegistryError(PublishError):
     """The registry refused, failed, or did not answer."""
-
-
-class Unauthorized(RegistryError):
-    """The registry wants other credentials than it was given, or any at all."""
 
 
 class NotFound(RegistryError):
@@ -63,7 +48,7 @@ def refusal(status: int, words: str, what: str, server: str) -> RegistryError:  
         hint = "make room in the registry or raise its quota, then run it again: it goes on"
         return RegistryError(f"{what}: {server} has no room: it answered {status} ({words})", hint=hint)
     if status == 401:
-        return Unauthorized(message, hint=f"`docker login {server}`; credentials are read from Docker's config.json")
+        return RegistryError(message, hint=f"`docker login {server}`; credentials are read from Docker's config.json")
     if status == 403:
         return RegistryError(message, hint=f"check this user's rights, or `docker login {server}` as another")
     if status == 404:

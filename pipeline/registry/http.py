@@ -27,7 +27,7 @@ import urllib3
 from urllib3.exceptions import HTTPError, InvalidHeader, NewConnectionError, SSLError, TimeoutError
 
 from .credentials import Credentials, Login, is_plain, trust
-from .errors import InvalidResponse, RegistryError, TransientError, Unauthorized, printable, refusal
+from .errors import InvalidResponse, RegistryError, TransientError, printable, refusal
 from .reference import api_host, is_loopback
 
 AGENT = "tuned-image-pipeline"
@@ -229,7 +229,7 @@ class Transport:
             kinds = printable(", ".join(known), 80)
             raise InvalidResponse(f"{self.registry} wants authentication of an unknown kind: {kinds}")
         if login is None:
-            raise Unauthorized(
+            raise RegistryError(
                 f"{self.registry} wants a password and none is known for it",
                 hint=f"`docker login {self.registry}`; credentials are read from Docker's config.json",
             )

@@ -6,7 +6,8 @@ import ipaddress
 import re
 from dataclasses import dataclass, replace
 
-from .errors import ReferenceInvalid, printable
+from pipeline.contract.errors import UsageError
+from pipeline.contract.text import shown as printable
 
 DOCKER_HUB = "docker.io"
 _HUB_NAMES = frozenset({DOCKER_HUB, "index.docker.io", "registry-1.docker.io"})
@@ -58,31 +59,31 @@ class Reference:
 
     @staticmethod
     def parse(text: str) -> Reference:
-        """Read a name; nothing is filled in. Raises `ReferenceInvalid`."""
+        """Read a name; nothing is filled in. Raises `UsageError`."""
         rest, at, digest = text.partition("@")
         if at and not is_digest(digest):
-            raise ReferenceInvalid(f"{printable(text)}: {printable(digest)} is not a sha256 digest", hint=_HINT)
+            raise UsageError(f"{printable(text)}: {printable(digest)} is not a sha256 digest", hint=_HINT)
         first, slash, path = rest.partition("/")
         named = bool(slash) and ("." in first or ":" in first or first == "localhost")
         registry, path = (first, path) if named else ("", rest)
         repository, colon, tag = path.partition(":")
         if registry and not _HOST.fullmatch(registry):
-            raise ReferenceInvalid(f"{printable(text)}: {printable(registry)} is not a registry's host", hint=_HINT)
+            raise UsageError(f"{printable(text)}: {printable(registry)} is not a registry's host", hint=_HINT)
         if not _REPOSITORY.fullmatch(repository) or len(registry) + len(repository) > _MAX_LENGTH:
-            raise ReferenceInvalid(f"{printable(text)}: {printable(repository)} is not a repository's name", hint=_HINT)
+            raise UsageError(f"{printable(text)}: {printable(repository)} is not a repository's name", hint=_HINT)
         if colon and not is_tag(tag):
-            raise ReferenceInvalid(f"{printable(text)}: {printable(tag)} is not a tag", hint=_HINT)
+            raise UsageError(f"{printable(text)}: {printable(tag)} is not a tag", hint=_HINT)
         return Reference(registry, repository, tag, digest)
 
     @staticmethod
     def in_registry(text: str) -> Reference:
-        """Read a name that must name its registry; raise `ReferenceInvalid`.
+        """Read a name that must name its registry; raise `UsageError`.
 
         Docker Hub has one name here, `docker.io`, and its official images lie below `library/`.
         """
         found = Reference.parse(text)
         if not found.registry:
-            raise ReferenceInvalid(f"{printable(text)} names no registry", hint=_HINT)
+            raise UsageError(f"{printable(text)} names no registry", hint=_HINT)
         if found.registry in _HUB_NAMES:
             repository = found.repository if "/" in found.repository else f"library/{found.repository}"
             return replace(found, registry=DOCKER_HUB, repository=repository)
@@ -99,15 +100,15 @@ class Reference:
         return self.digest or self.tag or "latest"
 
     def at(self, digest: str) -> Reference:
-        """The same repository by digest alone; raise `ReferenceInvalid`."""
+        """The same repository by digest alone; raise `UsageError`."""
         if not is_digest(digest):
-            raise ReferenceInvalid(f"{printable(digest)} is not a sha256 digest", hint=_HINT)
+            raise UsageError(f"{printable(digest)} is not a sha256 digest", hint=_HINT)
         return replace(self, tag="", digest=digest)
 
     def tagged(self, tag: str) -> Reference:
-        """The same repository by tag alone; raise `ReferenceInvalid`."""
+        """The same repository by tag alone; raise `UsageError`."""
         if not is_tag(tag):
-            raise ReferenceInvalid(f"{printable(tag)} is not a tag", hint=_HINT)
+            raise UsageError(f"{printable(tag)} is not a tag", hint=_HINT)
         return replace(self, tag=tag, digest="")
 
     def __str__(self) -> str:

@@ -1,6 +1,7 @@
 """What proves an image, attached to it: OCI artifacts whose `subject` is the image's manifest.
 
     autotune manifest   one artifact for each key: manifest.json as it lies beside the cache
+    server manifest     of what a server's start made: its words, versions, phases and caches
     verdict             what a verify found
     SBOM                CycloneDX, what is installed in it
 
@@ -25,9 +26,16 @@ from pipeline.registry.client import Registry
 from pipeline.registry.descriptors import EMPTY, MANIFEST, Descriptor, Manifest
 from pipeline.registry.errors import InvalidResponse, NotFound, printable
 
-from . import media
-from .images import untrusted
+from .images import Image, untrusted
 
+# Artifact types; each blob has the media type beside it.
+AUTOTUNE = "application/vnd.tuned-image-pipeline.autotune.manifest.v1"
+AUTOTUNE_GZIP = f"{AUTOTUNE}.json+gzip"
+SERVER = "application/vnd.tuned-image-pipeline.server.manifest.v1"
+SERVER_GZIP = f"{SERVER}.json+gzip"
+VERDICT = "application/vnd.tuned-image-pipeline.verdict.v1"
+VERDICT_JSON = f"{VERDICT}+json"
+CYCLONEDX = "application/vnd.cyclonedx+json"  # as registered with IANA
 TITLE = "org.opencontainers.image.title"  # oras names the file by it
 _LIMIT = 64 << 20  # bytes of an attached blob, unpacked
 
@@ -60,18 +68,28 @@ def autotune(content: bytes) -> Attachment:
     """A key's manifest.json, gzipped (it has a row for each entry). Raises `CacheRefused`."""
     key = AutotuneManifest.from_json(json.loads(content)).key
     packed = gzip.compress(content, mtime=0)
-    return Attachment(media.AUTOTUNE, media.AUTOTUNE_GZIP, packed, "manifest.json.gz", {KEY: key}, bound=True)
+    return Attachment(AUTOTUNE, AUTOTUNE_GZIP, packed, "manifest.json.gz", {KEY: key}, bound=True)
+
+
+def server(content: bytes) -> Attachment:
+    """What an image says of the server's start that it was warmed up with."""
+    return Attachment(SERVER, SERVER_GZIP, gzip.compress(content, mtime=0), "manifest.json.gz")
 
 
 def verdict(found: Verdict) -> Attachment:
     """A verdict. Two that say the same are one artifact."""
     notes = {KEY: found.key, f"{PREFIX}.level": found.level, f"{PREFIX}.result": found.result}
-    return Attachment(media.VERDICT, media.VERDICT_JSON, canonical_json(found.to_json()), "verdict.json", notes)
+    return Attachment(VERDICT, VERDICT_JSON, canonical_json(found.to_json()), "verdict.json", notes)
 
 
 def sbom(content: bytes) -> Attachment:
     """A CycloneDX SBOM as JSON."""
-    return Attachment(media.CYCLONEDX, media.CYCLONEDX, content, "sbom.cdx.json")
+    return Attachment(CYCLONEDX, CYCLONEDX, content, "sbom.cdx.json")
+
+
+def needed(image: Image) -> set[str]:
+    """The types of what must be attached to an image beside its SBOM."""
+    return {VERDICT} | ({SERVER} if image.server else set()) | ({AUTOTUNE} if image.keys else set())
 
 
 def attach(

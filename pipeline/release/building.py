@@ -140,10 +140,13 @@ class BuiltImage:
         return self.done.verdict
 
     @property
+    def producer(self) -> str:
+        """What made its caches: `tune`, or a server."""
+        return self.done.inputs.producer.name
+
+    @property
     def manifests(self) -> tuple[bytes, ...]:
-        """manifest.json of each key, as it was baked; none of what a server's start made, which has no such keys."""
-        if not isinstance(self.done.inputs.producer, TuneProducer):
-            return ()
+        """manifest.json of each key, or of the server's start, as it was baked."""
         return tuple(file.read_bytes() for file in manifests_of(self.done.warm).values())
 
     @property

@@ -29,14 +29,16 @@ from pipeline.contract.key import Key
 from pipeline.contract.places import CACHE_ROOT, MANIFEST_FILE
 from pipeline.image.names import PREFIX
 from pipeline.registry.client import Registry
-from pipeline.registry.descriptors import MANIFEST, Descriptor, Manifest
+from pipeline.registry.descriptors import IMAGE_CONFIG, LAYER_GZIP, MANIFEST, Descriptor, Manifest
 from pipeline.registry.errors import InvalidResponse, NotFound, printable
 from pipeline.registry.reference import Reference
 
-from . import cosign, media
+from . import cosign
 from .attachments import TITLE, check_annotations
 from .images import untrusted
 
+CACHE = "application/vnd.tuned-image-pipeline.cache.v1"  # the artifact type
+CACHE_TAR = f"{CACHE}.tar+gzip"  # as `oras push` may name the layer
 FOLDER = Path(CACHE_ROOT).name
 _UNPACK = "io.deis.oras.content.unpack"  # oras unpacks such a layer into the folder that its title names
 _BLOCK = 1 << 20
@@ -59,7 +61,6 @@ def push(
     root that must not be used, `PublishError`, what signing raises, and what the registry raises.
     """
     if signer is not None:
-        cosign.check_repository(to.repository)
         signer.check()
     with tempfile.TemporaryDirectory(prefix="push-") as temporary:
         clean = Path(temporary) / "root"
@@ -87,7 +88,6 @@ def pull(registry: Registry, source: Reference, out: Path, *, verifier: cosign.V
     registry raises.
     """
     if verifier:
-        cosign.check_repository(source.repository)
         verifier.check()
     found = registry.manifest(source.repository, source.target)
     if found is None:
@@ -125,16 +125,16 @@ def _artifact(root: Path, keys: Sequence[str]) -> tuple[Manifest, list[tuple[str
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256_bytes(tar)}"]},
         }
     )
-    named = {**Descriptor.of(layer, media.LAYER_GZIP).to_json(), "annotations": {TITLE: FOLDER, _UNPACK: "true"}}
+    named = {**Descriptor.of(layer, LAYER_GZIP).to_json(), "annotations": {TITLE: FOLDER, _UNPACK: "true"}}
     value = {
         "schemaVersion": 2,
         "mediaType": MANIFEST,
-        "artifactType": media.CACHE,
-        "config": Descriptor.of(config, media.IMAGE_CONFIG).to_json(),
+        "artifactType": CACHE,
+        "config": Descriptor.of(config, IMAGE_CONFIG).to_json(),
         "layers": [named],
         "annotations": {TITLE: "tuned caches", f"{PREFIX}.keys": ",".join(keys)},
     }
-    return Manifest.of(canonical_json(value)), [(media.IMAGE_CONFIG, config), (media.LAYER_GZIP, layer)]
+    return Manifest.of(canonical_json(value)), [(IMAGE_CONFIG, config), (LAYER_GZIP, layer)]
 
 
 def _labels(keys: Sequence[str], summaries: Sequence[dict[str, Any]]) -> dict[str, str]:
@@ -176,16 +176,16 @@ def _layer(found: Manifest, source: Reference) -> Descriptor:
     try:
         with untrusted(str(source)):
             kind = found.descriptor().artifact_type
-            if kind != media.CACHE:
+            if kind != CACHE:
                 raise CacheRefused(
                     f"{source} is {printable(kind or found.media_type, 80)}, not a tuned cache",
-                    hint=f"a cache has the artifact type {media.CACHE}; an image's caches: `pipeline cache export`",
+                    hint=f"a cache has the artifact type {CACHE}; an image's caches: `pipeline cache export`",
                 )
             layers = found.entries("layers")
     except InvalidResponse as error:
         raise CacheRefused(f"{source} is not a tuned cache: {error.message}") from error
-    if len(layers) != 1 or layers[0].media_type not in (media.LAYER_GZIP, media.CACHE_TAR):
-        raise CacheRefused(f"{source} is not one layer of {media.LAYER_GZIP}")
+    if len(layers) != 1 or layers[0].media_type not in (LAYER_GZIP, CACHE_TAR):
+        raise CacheRefused(f"{source} is not one layer of {LAYER_GZIP}")
     return layers[0]
 
 

@@ -24,8 +24,7 @@ from pipeline.registry.errors import printable
 from pipeline.registry.reference import Reference
 from pipeline.run import ProcessFailed, ProgramMissing, find_program, run
 
-from .media import BUNDLE
-
+BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"  # cosign 3 stores signatures as such referrers
 PASSWORD = "COSIGN_PASSWORD"  # the variable's name, not a password  # noqa: S105
 KEYLESS = "keyless"
 _VARIABLE = "env://"
@@ -37,14 +36,6 @@ _HINT = (
 )
 
 
-class CosignMissing(PublishError):
-    """cosign is not installed."""
-
-
-class KeyUnusable(UsageError):
-    """A signing or verification key cannot be read, or its password is missing."""
-
-
 @dataclass(frozen=True)
 class Signer:
     """Who signs: a key, or `keyless`; and whether signatures go into the public transparency log."""
@@ -53,13 +44,16 @@ class Signer:
     transparency_log: bool = False
 
     def check(self) -> None:
-        """Look before anything is pushed: raise `CosignMissing` or `KeyUnusable`. Opens a key that is at hand."""
+        """Look before anything is pushed, and open a key that is at hand.
+
+        Raises `PublishError` without cosign, `UsageError` for a key that cannot be used.
+        """
         _cosign()
         if _is_foreign(self.key):
             return
         check_key(self.key)
         if PASSWORD not in os.environ:
-            raise KeyUnusable(
+            raise UsageError(
                 f"{PASSWORD} is not set, and {printable(self.key)} is encrypted with it",
                 hint=f"export {PASSWORD}, empty where the key has no password",
             )
@@ -87,7 +81,7 @@ class Verifier:
         return bool(self.key or self.identity)
 
     def check(self) -> None:
-        """Raise `CosignMissing`, `KeyUnusable` or `UsageError` before anything is asked."""
+        """Raise `PublishError` without cosign, `UsageError` for a key, before anything is asked."""
         if self.identity and (self.key or not self.issuer):
             raise UsageError(
                 "--identity needs --issuer and excludes --key",
@@ -104,29 +98,21 @@ class Verifier:
 
 
 def check_key(key: str) -> None:
-    """Raise `KeyUnusable` when a key, private or public, is neither a readable file nor `env://NAME` that is set."""
+    """Raise `UsageError` when a key, private or public, is neither a readable file nor `env://NAME` that is set."""
     if key.startswith(_VARIABLE):
         if not os.environ.get(key.removeprefix(_VARIABLE)):
-            raise KeyUnusable(
+            raise UsageError(
                 f"{printable(key)}: that variable is not set", hint="env://NAME names a variable with the key"
             )
         return
     try:
         begun = Path(key).read_bytes()[:64] if Path(key).is_file() else b""
     except OSError as error:
-        raise KeyUnusable(f"{printable(key)} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{printable(key)} cannot be read: {error.strerror}") from error
     if not begun.startswith(b"-----BEGIN "):
-        raise KeyUnusable(
+        raise UsageError(
             f"{printable(key)} is not a key file" if begun else f"there is no key file {printable(key)}",
             hint="`cosign generate-key-pair` makes cosign.key and cosign.pub",
-        )
-
-
-def check_repository(repository: str) -> None:
-    """Raise `UsageError` for a repository that cosign cannot name."""
-    if len(repository) < 2:
-        raise UsageError(
-            f"{repository}: cosign takes no repository of one letter", hint="choose a longer name, or do not sign"
         )
 
 
@@ -148,7 +134,7 @@ def _kinds(registry: Registry, subject: Reference) -> tuple[bool, bool]:
 def sign(registry: Registry, subject: Reference, signer: Signer, *, log: Path | None = None) -> bool:
     """Sign `subject`, which has a digest; False where this key has signed it already.
 
-    Raises `CosignMissing`, `KeyUnusable`, or `PublishError` with cosign's last lines.
+    Raises `PublishError` with cosign's last lines, and what `Signer.check` raises.
     """
     assert subject.digest, "only a digest is signed: a tag may move meanwhile"
     if is_signed_by(registry, subject, signer):
@@ -212,13 +198,13 @@ def _is_foreign(key: str) -> bool:
 
 @functools.cache
 def _public_key(key: str) -> str:
-    """The public key of a private one, asked of cosign once. Raises `KeyUnusable`."""
+    """The public key of a private one, asked of cosign once. Raises `UsageError`."""
     try:
         return run(
             [_cosign(), "public-key", f"--key={key}"], env=_environment(key), capture=True, timeout=_TIMEOUT
         ).stdout
     except ProcessFailed as error:
-        raise KeyUnusable(
+        raise UsageError(
             f"cosign cannot use {printable(key)}: {_last(error)}", hint=f"is {PASSWORD} its password?"
         ) from error
 
@@ -268,7 +254,7 @@ def _cosign() -> str:
     try:
         return find_program("cosign", hint=_HINT)
     except ProgramMissing as error:
-        raise CosignMissing("cosign is not installed, and signatures need it", hint=_HINT) from error
+        raise PublishError("cosign is not installed, and signatures need it", hint=_HINT) from error
 
 
 def _last(error: ProcessFailed) -> str:

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.contract.digest import image_identity
+from pipeline.image.names import KEY, PRODUCER
 from pipeline.registry.descriptors import INDEX, INDEXES, Descriptor, Manifest, json_object
 from pipeline.registry.errors import InvalidResponse, NotFound
 
-from .media import ATTESTATION_KIND, ATTESTATION_OF
-
+# BuildKit's marks on the index entry of an image's attestations.
+ATTESTATION_KIND = "vnd.docker.reference.type"
+ATTESTATION_OF = "vnd.docker.reference.digest"
 _PREDICATE = "in-toto.io/predicate-type"
 _STATEMENT_LIMIT = 64 << 20  # bytes
 _SHAPE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, AssertionError)
@@ -101,9 +103,20 @@ class Image:
         ids = root.get("diff_ids") if isinstance(root, dict) else None
         return tuple(map(str, ids)) if isinstance(ids, list) else ()
 
-    def listed(self, label: str) -> list[str]:
+    @property
+    def server(self) -> str:
+        """The server whose start made its caches; empty where FlashInfer's tuner did."""
+        made = self.labels.get(PRODUCER, "tune")
+        return "" if made == "tune" else made
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """FlashInfer's keys that were baked; none where a server's start made the caches."""
+        return () if self.server else self.listed(KEY)
+
+    def listed(self, label: str) -> tuple[str, ...]:
         """The parts of a label that separates them by commas."""
-        return [part for part in self.labels.get(label, "").split(",") if part]
+        return tuple(part for part in self.labels.get(label, "").split(",") if part)
 
 
 @dataclass(frozen=True)

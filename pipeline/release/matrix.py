@@ -33,33 +33,25 @@ import itertools
 import math
 import string
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from pipeline.contract.errors import UsageError
 from pipeline.flashinfer.gpus import find_arch
 from pipeline.image.names import plain
-from pipeline.planning.buckets import read_buckets, spell_buckets
 from pipeline.planning.model_source import usual_tp
-from pipeline.planning.problems import Problems
 
-_MAX_BYTES = 1 << 20  # a matrix has some hundred lines
 _MAX_CELLS = 1000  # of a table that is crossed: more are a mistake
+_AXES = ("model", "tp", "gpu", "server", "platform")
 _PATH_FIELDS = ("model", "tp", "gpu", "server")
-# What a cell hands on to a build under the same name; lists become its comma-separated words.
-_HANDED_ON = (
-    "ep", "pp", "dp", "device", "arch", "max_tokens", "buckets", "round_up", "ops", "skip_ops", "backends",
-    "base_image", "accept_base_versions", "strategy", "compare",
-)  # fmt: skip
-
-
-class MatrixInvalid(UsageError):
-    """release.toml cannot be read, or says what no release can mean."""
+# Of a cell's table, what a build does not take under the same name.
+_NOT_HANDED_ON = frozenset({*_AXES, "name", "bake_jit", "cache", "verdict"})
 
 
 @dataclass(frozen=True)
@@ -111,21 +103,6 @@ def _listed(value: object) -> object:
     return value if isinstance(value, list) else [value]
 
 
-def _buckets(value: object) -> str:
-    """A count, a text as `--buckets` takes it, or a list of these; equal buckets have one spelling."""
-    named = value if isinstance(value, list) else [value]
-    problems = Problems()
-    if any(type(one) not in (int, str) for one in named):
-        problems.add("input should be token counts and ranges", 'such as [1, 2, 4, "8-256:8"]')
-    else:
-        counts = read_buckets(",".join(map(str, named)), problems, "buckets")
-        if counts and not problems.found:
-            return spell_buckets(counts)
-        if not problems.found:
-            problems.add("there is no token count")
-    raise PydanticCustomError("buckets", "{said}", {"said": "; ".join(problems.lines())})
-
-
 _SHORT = r"[a-z0-9]+([.-][a-z0-9]+)*"
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Arch = Annotated[Name, AfterValidator(lambda text: find_arch(text) or text)]  # b200 is 100a
@@ -134,6 +111,7 @@ Count = Annotated[int, Field(ge=1, le=4096)]
 Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
 Names = Annotated[list[Name], BeforeValidator(_listed), Field(min_length=1)]
 Counts = Annotated[list[Count], BeforeValidator(_listed), Field(min_length=1)]
+Buckets = Annotated[list[int | Name], BeforeValidator(_listed), Field(min_length=1)]  # as `--buckets` takes them
 Gpus = Annotated[
     list[Annotated[str, Field(pattern=rf"^{_SHORT}(\+{_SHORT})*$")]], BeforeValidator(_listed), Field(min_length=1)
 ]
@@ -171,22 +149,28 @@ class ServerTable(_Strict):
     env: Name | None = None
 
 
-class CellTable(_Strict):
-    """Cells, crossed over the lists. `name` tells two tables apart; the rest is what a build takes under that name."""
+class ExcludeTable(_Strict):
+    """Crossed cells that are left out: those that agree with every value given here."""
 
-    name: Short | None = None
-    model: Names
+    model: Names | None = None
     tp: Counts | None = None
     gpu: Gpus | None = None
     server: Names | None = None
     platform: Platforms | None = None
+
+
+class CellTable(ExcludeTable):
+    """Cells, crossed over the lists. `name` tells two tables apart; the rest is what a build takes under that name."""
+
+    model: Names
+    name: Short | None = None
     ep: Count | None = None
     pp: Count | None = None
     dp: Count | None = None
     device: Literal["cpu", "cuda"] | None = None
     arch: Arch | None = None
     max_tokens: Tokens | None = None
-    buckets: Annotated[str, BeforeValidator(_buckets)] | None = None
+    buckets: Buckets | None = None
     round_up: bool | None = None
     ops: Names | None = None
     skip_ops: Names | None = None
@@ -199,15 +183,20 @@ class CellTable(_Strict):
     cache: Names | None = None
     verdict: Names | None = None
 
-
-class ExcludeTable(_Strict):
-    """Crossed cells that are left out: those that agree with every value given here."""
-
-    model: Names | None = None
-    tp: Counts | None = None
-    gpu: Gpus | None = None
-    server: Names | None = None
-    platform: Platforms | None = None
+    @model_validator(mode="after")
+    def _check(self) -> CellTable:
+        wrong = ""
+        if self.gpu is not None and (self.device is not None or self.arch is not None):
+            wrong = "gpu decides device and arch; leave those out"
+        elif self.gpu is None and self.device == "cuda" and self.arch is None:
+            wrong = "which GPU? Name one in gpu, or its architecture in arch"
+        elif self.server is not None and self.base_image is not None:
+            wrong = "server decides base_image; leave one of them out"
+        elif (number := math.prod(len(getattr(self, axis) or [""]) for axis in _AXES)) > _MAX_CELLS:
+            wrong = f"the matrix expands to {number} cells (limit {_MAX_CELLS})"
+        if wrong:
+            raise PydanticCustomError("cell", "{said}", {"said": wrong})
+        return self
 
 
 class Matrix(_Strict):
@@ -229,21 +218,15 @@ _TABLES: dict[str, type[BaseModel]] = {
 
 
 def read_matrix(path: Path) -> tuple[Matrix, tuple[Cell, ...]]:
-    """Read a matrix and expand it; raise `MatrixInvalid` with every error."""
+    """Read a matrix and expand it; raise `UsageError` with every error."""
     try:
         if path.exists() and not path.is_file():  # a device or a pipe has no end
-            raise MatrixInvalid(f"{path} is not a file", hint="--matrix takes a release.toml")
-        if path.stat().st_size > _MAX_BYTES:
-            raise MatrixInvalid(f"{path} is larger than a matrix can be", hint="--matrix takes a release.toml")
-        value = tomllib.loads(path.read_bytes().decode())
+            raise UsageError(f"{path} is not a file", hint="--matrix takes a release.toml")
+        value = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise MatrixInvalid(f"{path}: {error.strerror}", hint="--matrix takes a release.toml") from None
-    except UnicodeDecodeError:
-        raise MatrixInvalid(f"{path} is not UTF-8 text", hint="--matrix takes a release.toml") from None
-    except RecursionError:
-        raise MatrixInvalid(f"{path} is nested too deeply", hint="--matrix takes a release.toml") from None
-    except ValueError as error:  # tomllib's own, or a number of more digits than Python reads
-        raise MatrixInvalid(f"{path}: {error}", hint="https://toml.io has the grammar") from None
+        raise UsageError(f"{path}: {error.strerror}", hint="--matrix takes a release.toml") from None
+    except (ValueError, RecursionError) as error:  # also no UTF-8, a number that Python does not read, too deep
+        raise UsageError(f"{path} is not TOML: {error}", hint="https://toml.io has the grammar") from None
     try:
         matrix = Matrix.model_validate(value)
     except ValidationError as error:
@@ -261,13 +244,13 @@ def single(model: str, tp: str, *, caches: Sequence[Path] = (), settings: Mappin
     return Cell(f"{_word(model)}-tp{ranks}", model, ranks, settings=settings or {}, caches=tuple(caches))
 
 
-def _invalid(path: Path, problems: Iterable[str]) -> MatrixInvalid:
+def _invalid(path: Path, problems: Iterable[str]) -> UsageError:
     """The error with all problems; one alone is the message itself."""
     found = list(dict.fromkeys(problems))
     hint = "docs/reference/release.md describes release.toml"
     if len(found) == 1:
-        return MatrixInvalid(f"{path}: {found[0]}", hint=hint)
-    return MatrixInvalid(f"{path}: {len(found)} errors", details=found, hint=hint)
+        return UsageError(f"{path}: {found[0]}", hint=hint)
+    return UsageError(f"{path}: {len(found)} errors", details=found, hint=hint)
 
 
 def _described(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
@@ -276,8 +259,12 @@ def _described(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
     if error["type"] != "extra_forbidden":
         return f"{where}: {error['msg'][0].lower()}{error['msg'][1:]}"
     table = _TABLES.get(str(place[0]), Matrix) if len(place) > 1 else Matrix
-    near = difflib.get_close_matches(str(place[-1]), list(table.model_fields), n=1)
-    return f"{where}: there is no such key" + (f"; did you mean {near[0]}?" if near else "")
+    return f"{where}: there is no such key{_did_you_mean(str(place[-1]), table.model_fields)}"
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 # Expansion
@@ -295,21 +282,21 @@ class _One:
 
     def matches(self, rule: ExcludeTable) -> bool:
         """Whether a rule of `exclude` names this one."""
-        names = ("model", "tp", "gpu", "server", "platform")
-        return all(getattr(rule, name) is None or getattr(self, name) in getattr(rule, name) for name in names)
+        named = rule.model_dump(exclude_none=True)
+        return all(getattr(self, axis) in values for axis, values in named.items())
 
 
 def _expanded(matrix: Matrix, home: Path, problems: list[str]) -> Iterator[Cell]:
     unused = set(range(len(matrix.exclude)))
-    names: dict[str, int] = {}
+    names: Counter[str] = Counter()
     for at, table in enumerate(matrix.cells):
-        wrong = list(_problems_of(matrix, table, f"cells[{at}]"))
-        problems += wrong
-        for one in () if wrong else _combinations(table):
+        unknown = list(_unknown(matrix, table, f"cells[{at}]"))
+        problems += unknown
+        for one in () if unknown else _combinations(table):
             excluded = {number for number, rule in enumerate(matrix.exclude) if one.matches(rule)}
             unused -= excluded
             for cell in () if excluded else _cell(matrix, table, one, home, problems):
-                names[cell.name] = names.get(cell.name, 0) + 1
+                names[cell.name] += 1
                 yield cell
     if not problems:
         problems += [f"exclude[{number}] leaves out no cell" for number in sorted(unused)]
@@ -325,37 +312,23 @@ def _combinations(table: CellTable) -> Iterator[_One]:
             yield _One(model, tp, gpu, server, platform)
 
 
-def _problems_of(matrix: Matrix, table: CellTable, where: str) -> Iterator[str]:
-    """Unknown references of a cell, and settings that contradict each other."""
+def _unknown(matrix: Matrix, table: CellTable, where: str) -> Iterator[str]:
+    """References of a cell to tables that are not there."""
     gpus = [name for one in table.gpu or () for name in one.split("+")]
     for kind, names, tables in (("gpu", gpus, matrix.gpus), ("server", table.server or [], matrix.servers)):
-        known: Mapping[str, GpuTable | ServerTable] = tables
+        known: Collection[str] = tables
         for name in dict.fromkeys(names):
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                yield f"{where}.{kind}: there is no table [{kind}s.{name}]" + (
-                    f"; did you mean {near[0]}?" if near else ""
-                )
-    if table.gpu is not None and (table.device is not None or table.arch is not None):
-        yield f"{where}: gpu decides device and arch; leave those out"
-    if table.gpu is None and table.device == "cuda" and table.arch is None:
-        yield f"{where}: which GPU? Name one in gpu, or its architecture in arch"
-    lists = (table.model, table.tp, table.gpu, table.server, table.platform)
-    if (number := math.prod(len(one) for one in lists if one is not None)) > _MAX_CELLS:
-        yield f"{where}: the matrix expands to {number} cells (limit {_MAX_CELLS})"
-    if table.server is not None and table.base_image is not None:
-        yield f"{where}: server decides base_image; leave one of them out"
+                yield f"{where}.{kind}: there is no table [{kind}s.{name}]{_did_you_mean(name, known)}"
 
 
 def _cell(matrix: Matrix, table: CellTable, one: _One, home: Path, problems: list[str]) -> Iterator[Cell]:
     gpus = tuple(one.gpu.split("+")) if one.gpu else ()
     kinds = [matrix.gpus[name] for name in gpus]
     settings: dict[str, Any] = {"tp": str(one.tp)}
-    for name in _HANDED_ON:
-        value = getattr(table, name)
-        if value is not None:
-            joined = ",".join(str(word) for word in value) if isinstance(value, list) else value
-            settings[name] = joined if isinstance(joined, (bool, str)) else str(joined)
+    for name, value in table.model_dump(exclude_none=True, exclude=set(_NOT_HANDED_ON)).items():
+        one_text = ",".join(map(str, value)) if isinstance(value, list) else value
+        settings[name] = one_text if isinstance(one_text, bool) else str(one_text)
     if table.bake_jit is not None:
         settings["no_bake_jit"] = not table.bake_jit
     if kinds:

@@ -30,7 +30,7 @@ from pipeline.registry.descriptors import Descriptor
 from pipeline.registry.errors import InvalidResponse, NotFound
 from pipeline.registry.reference import Reference
 
-from . import attachments, cosign, sbom
+from . import attachments, cosign
 from .images import ImageIndex, Layout, read_image
 from .tags import inputs_tag
 
@@ -76,16 +76,18 @@ class Publisher:
 
         Raises `PublishError` before anything is pushed where the tag stands for another image.
         """
+        name = self.place.tagged(tag) if tag else None
         found = self._journaled(inputs, image.config_digest)
-        found = self._standing(tag, image.config_digest, found) or found
+        if name is not None:
+            found = standing(self.registry, name, found or image.config_digest, self.signer) or found
         pushed = found is None
         index = found or self._push(image, inputs, annotations, tag)
         attached = self._attach(image, index, verdicts)
-        faster = self._standing(tag, image.config_digest, index)  # another host that released the same meanwhile
-        index = faster or index
+        if name is not None:  # another host may have released the same meanwhile
+            index = standing(self.registry, name, index, self.signer) or index
         put_tag(self.registry, self.place.tagged(inputs_tag(inputs)), index, move=True)
-        if tag:
-            put_tag(self.registry, self.place.tagged(tag), index)
+        if name is not None:
+            put_tag(self.registry, name, index)
         return Published(index.digest, pushed or attached)
 
     def alone(self, inputs: str) -> AbstractContextManager[None]:
@@ -104,29 +106,6 @@ class Publisher:
                 talk.note(f"pushed by an earlier run: {digest}")
                 return found
         return None
-
-    def _standing(self, tag: str, config: str, known: ImageIndex | None) -> ImageIndex | None:
-        """The image that the tag stands for; None where there is none. Raises `PublishError` when it is another one.
-
-        A key vouches for nothing that somebody else put there: with one, the tag must stand for what this host pushed,
-        or for what the key has signed.
-        """
-        digest = self.registry.resolve(self.place.repository, tag) if tag else None
-        if digest is None or (known is not None and digest == known.digest):
-            return None
-        name = self.place.tagged(tag)
-        found = read_image(self.registry, self.place.repository, digest)
-        if len(found.images) != 1 or found.images[0].config_digest != config or not found.images[0].attestations:
-            raise PublishError(
-                f"{name} stands for another image ({digest[:19]}…), and a tag is never moved",
-                hint="was it tuned again? {cache} in the tag's template tells the two apart; or remove the tag there",
-            )
-        if self.signer is not None and not cosign.is_signed_by(self.registry, self.place.at(digest), self.signer):
-            raise PublishError(
-                f"{name} exists with content that this key has not signed",
-                hint="whose is it? `pipeline attestation verify` with their key tells; remove the tag, or take another",
-            )
-        return found
 
     def _push(self, image: BuiltImage, inputs: str, annotations: Mapping[str, str], tag: str) -> ImageIndex:
         """Export and push under digests alone; what is there already does not travel."""
@@ -189,14 +168,17 @@ class Publisher:
 
     def _attach(self, image: BuiltImage, index: ImageIndex, verdicts: tuple[Verdict, ...]) -> bool:
         """Attach to the image's manifest what is not there yet, and sign; return whether anything was."""
+        from . import sbom  # its library is slow to import, and looking for cells needs none
+
         target = index.images[0]
         with talk.step("list what is installed"):
-            contents = sbom.installed(image.run, image.wheels)
+            packages = sbom.installed(image.run, image.wheels)
         created = datetime.fromtimestamp(image.time, UTC)
+        manifest = attachments.autotune if image.producer == "tune" else attachments.server
         files = [
-            *(attachments.autotune(one) for one in image.manifests),
-            *(attachments.verdict(one) for one in verdicts),
-            attachments.sbom(sbom.make(contents, name=self.place.name, digest=target.digest, created=created)),
+            *map(manifest, image.manifests),
+            *map(attachments.verdict, verdicts),
+            attachments.sbom(sbom.make(packages, name=self.place.name, digest=target.digest, created=created)),
         ]
         with talk.step(f"attach {', '.join(dict.fromkeys(one.title for one in files))} to {target.digest[:19]}…"):
             made, new = attachments.attach(self.registry, self.place.repository, target.manifest.descriptor(), files)
@@ -206,6 +188,36 @@ class Publisher:
                 for digest in (*alone, index.digest):
                     new |= cosign.sign(self.registry, self.place.at(digest), self.signer, log=image.log)
         return new
+
+
+def standing(
+    registry: Registry, name: Reference, wanted: ImageIndex | str, signer: cosign.Signer | None
+) -> ImageIndex | None:
+    """What has the tag `name`, which is never moved: None where nothing has, else the same image as `wanted`.
+
+    `wanted` is an image, or the config digest of one that is not in the registry yet. Raises `PublishError` when the
+    tag stands for any other. Where two hosts released the same image, the indexes differ in their provenance alone. A
+    key vouches for nothing that somebody else put there: with one, it must be `wanted` itself or have its signature.
+    """
+    digest = registry.resolve(name.repository, name.tag)
+    if digest is None:
+        return None
+    if isinstance(wanted, ImageIndex) and wanted.digest == digest:
+        return wanted
+    configs = [wanted] if isinstance(wanted, str) else [one.config_digest for one in wanted.images]
+    found = read_image(registry, name.repository, digest)
+    whole = all(one.attestations for one in found.images)
+    if not whole or [one.config_digest for one in found.images] != configs:
+        raise PublishError(
+            f"{name} stands for another image ({digest[:19]}…), and a tag is never moved",
+            hint="was it tuned again? {cache} in the tag's template tells the two apart; or remove the tag there",
+        )
+    if signer is not None and not cosign.is_signed_by(registry, name.at(digest), signer):
+        raise PublishError(
+            f"{name} exists with content that this key has not signed",
+            hint="whose is it? `pipeline attestation verify` with their key tells; remove the tag, or take another",
+        )
+    return found
 
 
 def put_tag(registry: Registry, name: Reference, index: ImageIndex, *, move: bool = False) -> bool:

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,16 +26,15 @@ from pipeline.registry.descriptors import INDEX, Manifest
 from pipeline.registry.errors import InvalidResponse, NotFound, printable
 from pipeline.registry.reference import Reference
 
-from . import cosign, media, tags, verdicts
+from . import attachments, cosign, tags, verdicts
 from .annotations import GPU, INPUTS, revision_annotations
 from .building import ROOT, Builder, builder, inputs_of, ranks_of
-from .images import Image, ImageIndex, read_image
+from .images import ImageIndex, read_image
 from .matrix import Cell
-from .publish import Publisher, exports, put_tag
+from .publish import Publisher, exports, put_tag, standing
 
 Status = Literal["pushed", "would push", "released", "failed", "interrupted"]
 _AT_ONCE = 4  # cells that are looked up at the same time
-_COLUMNS = ("cell", "status", "image", "digest or reason")
 
 
 @dataclass(frozen=True)
@@ -104,28 +103,16 @@ class Summary:
         }
 
     def show(self) -> None:
-        """Draw a table on stderr, and one line that counts."""
-        table: list[tuple[str, str, str, str]] = [
-            (row.cell, row.status, row.image, (row.why and printable(row.why, 300)) or row.digest) for row in self.rows
-        ]
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.table import Table
-
-            drawn = Table(*_COLUMNS, box=None, pad_edge=False)
-            for row in table:
-                drawn.add_row(*row)
-            Console(stderr=True).print(drawn)
-        else:
-            widths = [max(len(row[at]) for row in [_COLUMNS, *table]) for at in range(3)]
-            for row in [_COLUMNS, *table]:
-                padded = [word.ljust(width) for word, width in zip(row, widths, strict=False)]
-                log.line("  ".join([*padded, row[3]]).rstrip())
+        """Write a table to stderr, the hints, and one line that counts."""
+        table = [("cell", "status", "image", "digest or reason")]
+        table += [(r.cell, r.status, r.image, printable(r.why, 300) if r.why else r.digest) for r in self.rows]
+        widths = [max(len(row[at]) for row in table) for at in range(3)]
+        for row in table:
+            padded = [word.ljust(width) for word, width in zip(row, widths, strict=False)]
+            log.line("  ".join([*padded, row[3]]).rstrip())
         for hint in dict.fromkeys(row.hint for row in self.rows if row.hint):
             log.line(f"hint: {hint}")
-        counts: dict[str, int] = {}
-        for one in self.rows:
-            counts[one.status] = counts.get(one.status, 0) + 1
+        counts = Counter(row.status for row in self.rows)
         counted = ", ".join(f"{number} {status}" for status, number in counts.items())
         log.line(f"{self.registry}: {counted or 'nothing to release'}")
 
@@ -196,8 +183,7 @@ class Release:
         if found.top.annotations().get(INPUTS) != inputs or len(found.images) != 1:
             return None
         kinds = {one.artifact_type for one in registry.referrers(place.repository, found.images[0].digest)}
-        needed = {media.VERDICT} | ({media.AUTOTUNE} if found.images[0].listed(KEY) else set())
-        if not kinds >= needed:
+        if not kinds >= attachments.needed(found.images[0]):
             return None
         signer = self.options.signer
         signed = signer is None or cosign.is_signed_by(registry, place.at(found.digest), signer)
@@ -255,19 +241,19 @@ class Release:
                         self.rows[job.cell.name] = self._one(job, host, publisher)
 
     @contextlib.contextmanager
-    def _guarded(self, job: Job) -> Iterator[None]:
-        """Work on one cell; its failure becomes its row, and the others go on."""
-        began, name = time.monotonic(), job.cell.name
+    def _guarded(self, *jobs: Job) -> Iterator[None]:
+        """Work on one cell, or on those of one image; a failure becomes their row, and the others go on."""
+        began = time.monotonic()
         try:
             yield
         except PipelineError as error:
             log.fail(error)
-            self.rows[name] = _failed(job.cell, error)
+            self.rows |= {job.cell.name: _failed(job.cell, error) for job in jobs}
         except OSError as error:  # a full disk, a folder that is not ours
             why = f"{error.filename or 'a file'}: {error.strerror}"
-            log.warn(f"{name}: {why}")
-            self.rows[name] = Row(name, "failed", why=why, code=int(Exit.USAGE))
-        if name in self.rows:
+            log.warn(f"{jobs[0].cell.name}: {why}")
+            self.rows |= {one.cell.name: Row(one.cell.name, "failed", why=why, code=int(Exit.USAGE)) for one in jobs}
+        for name in [job.cell.name for job in jobs if job.cell.name in self.rows]:
             self.rows[name] = replace(self.rows[name], seconds=round(time.monotonic() - began, 3))
 
     def _one(self, job: Job, host: Builder, publisher: Publisher) -> Row:
@@ -277,7 +263,7 @@ class Release:
         proven = verdicts.sufficient(image.verdict, verdicts.read_files([*cell.verdicts, *options.verdicts]))
         notes = {**image.annotations(), GPU: cell.gpu or image.gpu, INPUTS: job.inputs}
         notes |= {**revision_annotations(ROOT), **options.annotations}
-        tag = "" if cell.platform else tags.expand(options.template_of(cell), _names(cell, notes))
+        tag = "" if cell.platform else tags.expand(options.template_of(cell), _names(cell, [notes]))
         done = publisher.publish(image, proven, job.inputs, notes, tag)
         name = str(options.place.tagged(tag) if tag else options.place.at(done.digest))
         return Row(cell.name, "pushed" if done.new else "released", name, done.digest)
@@ -287,26 +273,16 @@ class Release:
         cell, place = job.cell, self.options.place
         if cell.platform:
             return Row(cell.name, "released", str(place.at(there.digest)), there.digest)
-        name = place.tagged(tags.expand(self.options.template_of(cell), _names(cell, there.images[0].annotations)))
-        digest = there.digest if dry_run else self._give(registry, name, there)
-        return Row(cell.name, "released", str(name), digest)
+        name = place.tagged(tags.expand(self.options.template_of(cell), _names(cell, [there.images[0].annotations])))
+        done = there if dry_run else self._give(registry, name, there)
+        return Row(cell.name, "released", str(name), done.digest)
 
-    def _give(self, registry: Registry, name: Reference, index: ImageIndex) -> str:
-        """Give a tag that is never moved, and return the digest that it stands for.
-
-        Where two hosts released one cell at the same time it may stand for the other's: the same image, signed by the
-        same key, differs in its provenance alone.
-        """
-        standing = registry.resolve(name.repository, name.tag)
-        if standing not in (None, index.digest):
-            other = read_image(registry, name.repository, str(standing))
-            same = [one.config_digest for one in other.images] == [one.config_digest for one in index.images]
-            signer = self.options.signer
-            if same and (signer is None or cosign.is_signed_by(registry, name.at(str(standing)), signer)):
-                return str(standing)
-        if put_tag(registry, name, index):
+    def _give(self, registry: Registry, name: Reference, index: ImageIndex) -> ImageIndex:
+        """Give a tag that is never moved; return the image that has it, which another host may have released."""
+        there = standing(registry, name, index, self.options.signer)
+        if there is None and put_tag(registry, name, index):
             self.tags.append(name.tag)
-        return index.digest
+        return there or index
 
     # Finishing
 
@@ -338,19 +314,17 @@ class Release:
 
     def _finish_group(self, registry: Registry, jobs: Sequence[Job], found: Sequence[ImageIndex]) -> None:
         cell, place = jobs[0].cell, self.options.place
-        names = _names_of_all(cell, [index.images[0] for index in found])
-        index = found[0] if not cell.platform else self._combined(registry, jobs, found)
-        for job in jobs:
-            with self._guarded(job):
-                tag = tags.expand(self.options.template_of(cell), names)
-                digest = self._give(registry, place.tagged(tag), index)
-                for template in self.options.floating if job is jobs[-1] else ():
-                    floating = tags.expand(template, names)
-                    if put_tag(registry, place.tagged(floating), index, move=True):
-                        self.tags.append(floating)
+        with self._guarded(*jobs):
+            names = _names(cell, [index.images[0].annotations for index in found])
+            name = place.tagged(tags.expand(self.options.template_of(cell), names))
+            floating = [tags.expand(template, names) for template in self.options.floating]
+            index = found[0] if not cell.platform else self._combined(registry, jobs, found)
+            index = self._give(registry, name, index)
+            self.tags += [tag for tag in floating if put_tag(registry, place.tagged(tag), index, move=True)]
+            for job in jobs:
                 row = self.rows.get(job.cell.name)
                 status: Status = "pushed" if row is not None and row.status == "pushed" else "released"
-                self.rows[job.cell.name] = Row(job.cell.name, status, str(place.tagged(tag)), digest)
+                self.rows[job.cell.name] = Row(job.cell.name, status, str(name), index.digest)
 
     def _combined(self, registry: Registry, jobs: Sequence[Job], found: Sequence[ImageIndex]) -> ImageIndex:
         """One index of the images of all platforms with their attestations, pushed and signed. No blob travels."""
@@ -382,32 +356,30 @@ def _failed(cell: Cell, error: PipelineError) -> Row:
     return Row(cell.name, "failed", why=error.message, hint=error.hint, code=int(error.exit_code))
 
 
-def _names(cell: Cell, notes: Mapping[str, str]) -> tags.Names:
-    """The fields of an image's tag, from the cell and the image's annotations."""
-    keys = notes.get(KEY) or notes.get(WARM_UP, "")  # a server's caches may hold none of FlashInfer
-    hashes = [key.rpartition("/")[2] for key in keys.split(",")]
+def _names(cell: Cell, images: Sequence[Mapping[str, str]]) -> tags.Names:
+    """The fields of an image's tag, from the cell and the annotations of its platforms' images."""
+
+    def listed(*names: str) -> Iterator[str]:
+        """The parts of the first of these annotations that each image has."""
+        for notes in images:
+            yield from next((notes[name] for name in names if notes.get(name)), "").split(",")
+
+    # A server's caches may hold none of FlashInfer's: its warm-up is named instead.
     return tags.Names(
         cell.short_model,
         cell.tp,
-        notes.get(f"{PREFIX}.flashinfer", ""),
-        cell.gpu or notes.get(GPU, ""),
-        hashes[0] if len(hashes) == 1 else sha256_json(hashes),
-        notes.get(f"{PREFIX}.manifest") or notes.get(WARM_UP, ""),
+        images[0].get(f"{PREFIX}.flashinfer", ""),
+        cell.gpu or "-".join(dict.fromkeys(listed(GPU))),
+        _one_of(key.rpartition("/")[2] for key in listed(KEY, WARM_UP)),
+        _one_of(listed(f"{PREFIX}.manifest", WARM_UP)),
         cell.server,
     )
 
 
-def _names_of_all(cell: Cell, images: Sequence[Image]) -> tags.Names:
-    """The fields of the tag of several platforms: what differs between them is one digest over theirs."""
-    every = [_names(cell, image.annotations) for image in images]
-    keys, caches = list(dict.fromkeys(n.key for n in every)), list(dict.fromkeys(n.cache for n in every))
-    gpus = list(dict.fromkeys(n.gpu for n in every))
-    return replace(
-        every[0],
-        gpu="-".join(gpus),
-        key=keys[0] if len(keys) == 1 else sha256_json(keys),
-        cache=caches[0] if len(caches) == 1 else sha256_json(caches),
-    )
+def _one_of(values: Iterable[str]) -> str:
+    """The value, or one digest over several."""
+    found = list(dict.fromkeys(values))
+    return found[0] if len(found) == 1 else sha256_json(found)
 
 
 def _refuse_clashes(options: Options, cells: Sequence[Cell]) -> None:

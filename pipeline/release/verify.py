@@ -2,13 +2,14 @@
 
     signature     of the digest that the name leads to
     provenance    SLSA, as BuildKit attached it, of this very image manifest
-    sbom          BuildKit's SPDX, or an attached CycloneDX SBOM of this very image manifest
+    sbom          an attached CycloneDX SBOM of this very image manifest
     autotune      for each key of the image's label its manifest.json, by the sha256 that the label names
+    server        in place of that, the manifest of the server's start that made the caches
     verdict       replays that passed, of this identity and this cache layer, together of every key
     annotations   what the labels say of the cache, repeated where a registry shows it
 
-What is attached as a referrer can be attached by anyone who may push. So verdicts and SBOMs count only with a signature
-of the same signer; an autotune manifest is bound by the label, which the image's own signature covers.
+What is attached as a referrer can be attached by anyone who may push. So it counts only with a signature of the same
+signer; an autotune manifest is bound by the label, which the image's own signature covers.
 """
 
 from __future__ import annotations
@@ -22,21 +23,20 @@ from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import CacheRefused, PublishError
 from pipeline.contract.manifest import Manifest as AutotuneManifest
 from pipeline.contract.verdict import Verdict
-from pipeline.image.names import KEY, PREFIX, PRODUCER
+from pipeline.image.names import KEY, PREFIX
 from pipeline.registry.client import Registry
 from pipeline.registry.descriptors import json_object
 from pipeline.registry.errors import InvalidResponse, NotFound, printable
 from pipeline.registry.reference import Reference
 
-from . import cosign, media, verdicts
-from .attachments import Attached, attached
+from . import cosign, verdicts
+from .attachments import AUTOTUNE, CYCLONEDX, SERVER, VERDICT, Attached, attached
 from .images import Image, ImageIndex, read_image, statements, untrusted
 
 State = Literal["ok", "missing", "wrong", "unchecked"]
 MANIFEST_LABEL = f"{PREFIX}.manifest"
 _ANNOTATED = (KEY, f"{PREFIX}.plan", MANIFEST_LABEL)  # labels that annotations repeat
 _SLSA = "https://slsa.dev/provenance/"
-_SPDX = "https://spdx.dev/Document"
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,10 @@ class Evidence:
 def examine(registry: Registry, reference: Reference, verifier: cosign.Verifier | None = None) -> Evidence:
     """Look for all of it. Without a `verifier` signatures are `unchecked`.
 
-    Raises `NotFound`, `InvalidResponse` where it is no image, `KeyUnusable`, `CosignMissing`, `UsageError`, and what a
-    registry that fails raises.
+    Raises `NotFound`, `InvalidResponse` where it is no image, what `Verifier.check` raises, and what a registry that
+    fails raises.
     """
     verifier = verifier or cosign.Verifier()
-    if verifier:
-        cosign.check_repository(reference.repository)
     verifier.check()
     index = read_image(registry, reference.repository, reference.target)
     look = _Look(registry, reference, index, verifier)
@@ -97,8 +95,8 @@ def examine(registry: Registry, reference: Reference, verifier: cosign.Verifier 
     if not index.images:
         answers.append(Answer("image", "wrong", "the index holds no image"))
     for image in index.images:
-        answers += [look.provenance(image), look.sbom(image), *look.autotune(image)]
-        answers += [look.verdict(image), _annotations(image)]
+        made = [look.server(image)] if image.server else look.autotune(image)
+        answers += [look.provenance(image), look.sbom(image), *made, look.verdict(image), _annotations(image)]
     return Evidence(str(reference), index.digest, tuple(answers))
 
 
@@ -161,36 +159,46 @@ class _Look:
         return _answered("provenance", find)
 
     def sbom(self, image: Image) -> Answer:
-        def find() -> Answer:
-            statement = self._statements(image).get(_SPDX)
-            if statement is not None:
-                wrong = "" if _is_subject(statement, image) else "its subject is another image"
-                return _sbom_answer("SPDX by BuildKit", _count(statement.get("predicate"), "packages"), wrong)
-            refused = []
-            for one in self._attached(image, media.CYCLONEDX):
-                if one.problem:
-                    refused.append(f"the SBOM {one.problem}")
-                    continue
-                value = json_object(one.content, "an SBOM")
-                named = value["metadata"]["component"]["version"]
-                wrong = "" if named == image.digest else f"it is of {printable(named, 80)}"
-                return _sbom_answer("CycloneDX, attached", _count(value, "components"), wrong)
-            if refused:
-                return Answer("sbom", "wrong", refused[0])
-            return Answer("sbom", "missing", "none is attached")
+        def judge(content: bytes) -> Answer:
+            value = json_object(content, "an SBOM")
+            named, listed = value["metadata"]["component"]["version"], value.get("components")
+            if named != image.digest:
+                return Answer("sbom", "wrong", f"it is of {printable(named, 80)}")
+            if not isinstance(listed, list) or not listed:
+                return Answer("sbom", "wrong", "it lists nothing")
+            return Answer("sbom", "ok", f"CycloneDX, {len(listed)} packages")
 
-        return _answered("sbom", find)
+        return self._first("sbom", image, CYCLONEDX, judge)
+
+    def server(self, image: Image) -> Answer:
+        def judge(content: bytes) -> Answer:
+            named = json_object(content, "a server's manifest").get("server")
+            what = f"the manifest of a start of {printable(named, 80)}"
+            return Answer("server", "ok" if named == image.server else "wrong", what)
+
+        return self._first("server", image, SERVER, judge)
+
+    def _first(self, name: str, image: Image, kind: str, judge: Callable[[bytes], Answer]) -> Answer:
+        """What the first attachment that counts says; where none does, why."""
+
+        def find() -> Answer:
+            refused = []
+            for one in self._attached(image, kind):
+                if not one.problem:
+                    return judge(one.content)
+                refused.append(one.problem)
+            return Answer(name, "wrong", refused[0]) if refused else Answer(name, "missing", "none is attached")
+
+        return _answered(name, find)
 
     def autotune(self, image: Image) -> list[Answer]:
-        keys, named = image.listed(KEY), image.listed(MANIFEST_LABEL)
-        if not keys and _by_server(image):
-            return [Answer("autotune", "ok", f"{image.labels[PRODUCER]} keeps no FlashInfer cache of its own here")]
+        keys, named = image.keys, image.listed(MANIFEST_LABEL)
         if not keys or len(keys) != len(named):
             return [Answer("autotune", "missing", f"the image's labels name no key in {KEY} and {MANIFEST_LABEL}")]
         found: dict[str, bytes] = {}
 
         def collect() -> Answer:
-            for one in attached(self.registry, self.reference.repository, image.digest, media.AUTOTUNE):
+            for one in attached(self.registry, self.reference.repository, image.digest, AUTOTUNE):
                 found[sha256_bytes(one.content)] = one.content
             return Answer("autotune", "ok", "")
 
@@ -202,13 +210,13 @@ class _Look:
 
     def verdict(self, image: Image) -> Answer:
         def find() -> Answer:
-            keys = tuple(image.listed(KEY))
+            keys = image.keys
             last = image.diff_ids[-1] if image.diff_ids else ""
             subject = verdicts.Subject(image.identity, last, keys, tuple(image.listed(MANIFEST_LABEL)))
             counted: list[Verdict] = []
             against: list[str] = []
-            for one in self._attached(image, media.VERDICT):
-                why = f"the verdict {one.problem}" if one.problem else ""
+            for one in self._attached(image, VERDICT):
+                why = one.problem
                 try:
                     found = None if why else verdicts.read(one.content, "a verdict")
                 except (InvalidResponse, CacheRefused) as error:
@@ -217,7 +225,7 @@ class _Look:
                     why = verdicts.mismatch(found, subject)
                     counted += [] if why else [found]
                 against += [why] if why else []
-            return _verdict_answer(counted, against, keys, proven=bool(keys) or _by_server(image))
+            return _verdict_answer(counted, against, keys, proven=bool(keys or image.server))
 
         return _answered("verdict", find)
 
@@ -245,11 +253,6 @@ def _autotune_answer(key: str, sha: str, found: dict[str, bytes]) -> Answer:
     return Answer("autotune", "ok", f"{key}, {len(manifest.covered)} op × bucket pairs")
 
 
-def _by_server(image: Image) -> bool:
-    """Whether a server's start made its caches: its verdict is a second start, and there may be no FlashInfer key."""
-    return image.labels.get(PRODUCER, "tune") != "tune"
-
-
 def _verdict_answer(counted: list[Verdict], against: list[str], keys: tuple[str, ...], *, proven: bool) -> Answer:
     missing = verdicts.unproven(counted, keys)
     replayed = [one for one in counted if one.replayed_keys()]
@@ -263,24 +266,12 @@ def _verdict_answer(counted: list[Verdict], against: list[str], keys: tuple[str,
     return Answer("verdict", "missing", "none is attached")
 
 
-def _sbom_answer(kind: str, count: int, wrong: str) -> Answer:
-    if wrong or not count:
-        return Answer("sbom", "wrong", wrong or f"{kind}: it lists nothing")
-    return Answer("sbom", "ok", f"{kind}, {count} packages")
-
-
 def _annotations(image: Image) -> Answer:
     labels = image.labels
     lost = [name for name in _ANNOTATED if name in labels and name not in image.annotations]
     other = [name for name in _ANNOTATED if image.annotations.get(name, labels.get(name)) != labels.get(name)]
     if other:
         return Answer("annotations", "wrong", f"they say something else than the labels: {', '.join(other)}")
-    if lost or not (_by_server(image) or any(name in labels for name in _ANNOTATED)):
+    if lost or not (image.server or any(name in labels for name in _ANNOTATED)):
         return Answer("annotations", "missing", ", ".join(lost) or "neither labels nor annotations name a key")
     return Answer("annotations", "ok", "as the labels say")
-
-
-def _count(value: object, name: str) -> int:
-    """How many items a list below a name has; 0 where there is no list."""
-    inner = value.get(name) if isinstance(value, dict) else None
-    return len(inner) if isinstance(inner, list) else 0

@@ -315,8 +315,8 @@ def test_what_is_installed_is_listed_for_the_sbom(built: dict[str, Any], client:
     def run(words: Any) -> str:
         return client.containers.run(NAME, list(words), entrypoint=[], network_mode="none", remove=True).decode()
 
-    packages = {(one.kind, one.name): one for one in installed(run, home / "tuned-image-pipeline" / "wheels").packages}
-    assert packages["python", "torch"].version.startswith("2.") and ("python", "flashinfer-python") in packages
+    packages = {one.name: one for one in installed(run, home / "tuned-image-pipeline" / "wheels")}
+    assert packages["torch"].version.startswith("2.") and "flashinfer-python" in packages
 
 
 def test_the_report_is_made_again_from_what_the_image_holds(

@@ -24,7 +24,7 @@ import release_debian  # noqa: E402 - lies beside the tests of the registry
 from release_faults import Proxy, Seen  # noqa: E402
 from release_registries import running  # noqa: E402
 
-from pipeline.release.media import AUTOTUNE, CYCLONEDX  # noqa: E402
+from pipeline.release.attachments import AUTOTUNE, CYCLONEDX  # noqa: E402
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 

@@ -21,9 +21,9 @@ from pipeline.contract.places import CACHE_ROOT, MANIFEST_FILE
 from pipeline.contract.verdict import Verdict
 from pipeline.image.names import KEY, PREFIX, PRODUCER
 from pipeline.registry.client import Registry
-from pipeline.registry.descriptors import INDEX, MANIFEST, Descriptor
+from pipeline.registry.descriptors import IMAGE_CONFIG, INDEX, LAYER_GZIP, MANIFEST, Descriptor
 from pipeline.registry.reference import Reference
-from pipeline.release import media
+from pipeline.release import images
 from pipeline.release.annotations import GPU, INPUTS
 from pipeline.release.cosign import Signer
 from pipeline.release.publish import Published, Publisher
@@ -72,7 +72,7 @@ class SampleImage:
             f"{PREFIX}.flashinfer": "0.6.16",
         }  # fmt: skip
         if self.server:
-            self.manifests, sha = (), ""
+            self.manifests, sha = (json.dumps({"schema": 1, "server": self.server}).encode(),), ""
             self.labels = {PRODUCER: self.server, f"{PREFIX}.warm-up": "e" * 64}
         diff_ids = [f"sha256:{sha256_bytes(tar)}" for tar in tars]
         config = {"architecture": self.platform, "os": "linux", "config": {"Labels": self.labels},
@@ -90,6 +90,10 @@ class SampleImage:
             {"keys": 1},
         )
         self.wheels, self.log = self.folder / "wheels", self.folder / "log"
+
+    @property
+    def producer(self) -> str:
+        return self.server or "tune"
 
     @property
     def config_digest(self) -> str:
@@ -116,8 +120,8 @@ class SampleImage:
 
         whole = {"schemaVersion": 2, "mediaType": MANIFEST, "annotations": dict(annotations)}
         image = put_json(
-            {**whole, "config": put(self.config, media.IMAGE_CONFIG).to_json(),
-             "layers": [put(layer, media.LAYER_GZIP).to_json() for layer in self.layers]},
+            {**whole, "config": put(self.config, IMAGE_CONFIG).to_json(),
+             "layers": [put(layer, LAYER_GZIP).to_json() for layer in self.layers]},
             MANIFEST, platform={"architecture": self.platform, "os": "linux"},
         )  # fmt: skip
         entries = [image]
@@ -131,8 +135,8 @@ class SampleImage:
             note = {"in-toto.io/predicate-type": kind}
             layer = put_json(statement, "application/vnd.in-toto+json", annotations=note)
             value = {"schemaVersion": 2, "mediaType": MANIFEST, "layers": [layer.to_json()],
-                     "config": put(b"{}", media.IMAGE_CONFIG).to_json()}  # fmt: skip
-            notes = {media.ATTESTATION_OF: image.digest, media.ATTESTATION_KIND: "attestation-manifest"}
+                     "config": put(b"{}", IMAGE_CONFIG).to_json()}  # fmt: skip
+            notes = {images.ATTESTATION_OF: image.digest, images.ATTESTATION_KIND: "attestation-manifest"}
             entries.append(put_json(value, MANIFEST, annotations=notes, platform={"architecture": "unknown"}))
         value = {**whole, "mediaType": INDEX, "manifests": [one.to_json() for one in entries]}
         return put_json(value, INDEX).digest

@@ -19,7 +19,7 @@ from release_standin import Standin
 from pipeline.contract.exits import Exit
 from pipeline.registry.client import Registry, list_tag
 from pipeline.registry.descriptors import MANIFEST
-from pipeline.registry.errors import InvalidResponse, NotFound, RegistryError, Unauthorized
+from pipeline.registry.errors import InvalidResponse, NotFound, RegistryError
 from pipeline.tune.ports import free_port
 
 SLOW = replace(QUICK, silence=2.5)  # tells a registry that says nothing from a busy machine
@@ -122,7 +122,7 @@ def test_what_passes_is_tried_again_and_what_stays_ends_with_8(fault, what, faul
         ({"status": 405, "code": "UNSUPPORTED", "message": "read only"}, RegistryError, "read only"),
         ({"status": 400, "code": "DIGEST_INVALID"}, InvalidResponse, "DIGEST_INVALID"),
         ({"status": 404, "code": "NAME_UNKNOWN"}, NotFound, "NAME_UNKNOWN"),
-        ({"status": 401}, Unauthorized, "401"),
+        ({"status": 401}, RegistryError, "401"),
         ({"status": 302}, InvalidResponse, "302"),
     ],
 )
@@ -200,7 +200,10 @@ def test_where_nobody_listens_is_said_at_once_unless_a_registry_was_there_before
         registry.resolve("any", "x")
     assert time.monotonic() - began < 5
     gone = 404, {"Connection": "close"}, b""
-    with Standin(lambda _: gone) as server, Registry(server.host, NOBODY, replace(QUICK, tries=8, pause=0.1)) as registry:
+    with (
+        Standin(lambda _: gone) as server,
+        Registry(server.host, NOBODY, replace(QUICK, tries=8, pause=0.1)) as registry,
+    ):
         assert registry.resolve("any", "x") is None
         server.__exit__()
         restarted = Standin(lambda _: gone, port=server.server_port)

@@ -13,16 +13,11 @@ import pytest
 from release_registries import NOBODY, PASSWORD, QUICK, USER, auth_of, image
 from release_standin import Standin
 
+from pipeline.contract.errors import UsageError
 from pipeline.contract.exits import Exit
 from pipeline.registry.client import Registry, parallel_map
 from pipeline.registry.credentials import HUB_KEY, Credentials, Login, docker_config
-from pipeline.registry.errors import (
-    CredentialsInvalid,
-    InvalidResponse,
-    ReferenceInvalid,
-    RegistryError,
-    Unauthorized,
-)
+from pipeline.registry.errors import InvalidResponse, RegistryError
 from pipeline.registry.http import challenges
 from pipeline.registry.reference import Reference, api_host, is_loopback
 
@@ -50,7 +45,7 @@ def test_a_challenge_after_a_redirect_to_another_origin_is_not_answered(scheme):
     """The class of CVE-2020-15157: a redirect's target asks for the password of the registry."""
     with Standin(lambda r: challenge('Basic realm="x"') if scheme == "basic" else token(f"{attacker.url}/token")) as attacker:  # fmt: skip
         with Standin(lambda r: (307, {"Location": f"{attacker.url}/blob"}, b"")) as server:
-            with Registry(server.host, login(server.host), QUICK) as registry, pytest.raises(Unauthorized) as caught:
+            with Registry(server.host, login(server.host), QUICK) as registry, pytest.raises(RegistryError) as caught:
                 registry.blob("some/where", DIGEST)
     assert attacker.host in caught.value.message and caught.value.exit_code == Exit.PUBLISH
     assert len(attacker.seen) == 1 and attacker.secrets() == []
@@ -111,7 +106,7 @@ def test_an_upload_that_is_sent_elsewhere_carries_no_credentials():
         )
 
     with Standin(lambda r: challenge('Basic realm="x"')) as store, Standin(ask) as server:
-        with Registry(server.host, login(server.host), QUICK) as registry, pytest.raises(Unauthorized):
+        with Registry(server.host, login(server.host), QUICK) as registry, pytest.raises(RegistryError):
             registry.put_blob("some/where", b"content")
     assert len(store.seen) == 1 and store.secrets() == []
 
@@ -185,7 +180,7 @@ def test_an_answer_without_a_token_is_refused(answer):
 def test_a_refused_login_ends_at_once():
     with Standin(lambda r: challenge('Basic realm="x"')) as server:
         for credentials, requests in ((NOBODY, 1), (login(server.host), 3)):
-            with Registry(server.host, credentials, QUICK) as registry, pytest.raises(Unauthorized) as caught:
+            with Registry(server.host, credentials, QUICK) as registry, pytest.raises(RegistryError) as caught:
                 registry.has_blob("some/where", DIGEST)
             assert len(server.seen) == requests and "docker login" in caught.value.hint
     with Standin(lambda r: challenge("Kerberos abc==")) as server:
@@ -301,7 +296,7 @@ def test_a_broken_configuration_ends_with_2_and_is_not_shown(text, what, docker_
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     (docker_home / "config.json").write_text(text.replace("HOST", "registry.example.com"))
-    with pytest.raises(CredentialsInvalid, match=re.escape(what)) as caught:
+    with pytest.raises(UsageError, match=re.escape(what)) as caught:
         Credentials.load().login("registry.example.com")
     assert caught.value.exit_code == Exit.USAGE
     assert "secret" not in str(caught.value) + "".join(caught.value.details)
@@ -311,7 +306,7 @@ def test_a_broken_configuration_ends_with_2_and_is_not_shown(text, what, docker_
 
 
 def test_a_password_is_wanted_found_and_wrong(guarded, docker_home):
-    with Registry(guarded.host, policy=QUICK) as registry, pytest.raises(Unauthorized, match="wants a password"):
+    with Registry(guarded.host, policy=QUICK) as registry, pytest.raises(RegistryError, match="wants a password"):
         registry.has_blob("any", DIGEST)
     config = docker_home / "config.json"
     namespace = {f"{guarded.host}/guarded": auth_of(USER, PASSWORD), guarded.host: auth_of(USER, "wrong-" + PASSWORD)}
@@ -319,7 +314,7 @@ def test_a_password_is_wanted_found_and_wrong(guarded, docker_home):
     with Registry(guarded.host, policy=QUICK) as registry:
         digest = image(registry, "guarded/one")
         assert registry.resolve("guarded/one", "one") == digest
-        with pytest.raises(Unauthorized) as caught:
+        with pytest.raises(RegistryError) as caught:
             registry.resolve("elsewhere/one", "one")
     assert PASSWORD not in str(caught.value) + caught.value.hint + repr(caught.value.details)
 
@@ -344,7 +339,7 @@ def test_tls_by_a_variable_and_without_any(secured, variable, monkeypatch, tmp_p
     with Registry(secured.host, NOBODY, QUICK) as registry:
         assert registry.resolve("any", "one") is None
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "none"))
-    with pytest.raises(CredentialsInvalid):
+    with pytest.raises(UsageError):
         Registry(secured.host, NOBODY, QUICK)
 
 
@@ -365,7 +360,7 @@ def test_plain_http_where_tls_is_awaited_says_so(plain, monkeypatch):
      "h.example/" + "a" * 250, "user:pass@host.example/a", "https://host.example/a", "a\n"],
 )  # fmt: skip
 def test_bad_references_end_with_2(text):
-    with pytest.raises(ReferenceInvalid) as caught:
+    with pytest.raises(UsageError) as caught:
         Reference.parse(text)
     assert caught.value.exit_code == Exit.USAGE and caught.value.hint
 

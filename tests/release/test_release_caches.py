@@ -18,8 +18,9 @@ from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.exits import Exit
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 from pipeline.registry.client import Registry
-from pipeline.registry.descriptors import EMPTY, MANIFEST, OCTETS, Manifest
-from pipeline.release import caches, media
+from pipeline.registry.descriptors import EMPTY, IMAGE_CONFIG, LAYER_GZIP, MANIFEST, OCTETS, Manifest
+from pipeline.release import caches
+from pipeline.release.caches import CACHE, CACHE_TAR
 
 
 def files(root):
@@ -66,7 +67,7 @@ def test_there_and_back_and_by_oras_and_skopeo(plain, pipeline, tmp_path):
         assert files(tmp_path / f"back{number}") == files(tmp_path / "root")
     assert pipeline("cache", "diff", tmp_path / "root", tmp_path / "back0").returncode == 0
     raw = samples.inspect(name.removeprefix("oci://"))
-    assert raw["artifactType"] == media.CACHE and raw["config"]["mediaType"] == media.IMAGE_CONFIG
+    assert raw["artifactType"] == CACHE and raw["config"]["mediaType"] == IMAGE_CONFIG
     with Registry(plain.host, NOBODY, QUICK) as registry:
         labels = json.loads(registry.blob("caches/three", raw["config"]["digest"]))["config"]["Labels"]
     devices = {one["device"] for one in json.loads(labels["io.github.tuned-image-pipeline.caches"])}
@@ -98,8 +99,8 @@ def test_there_and_back_and_by_oras_and_skopeo(plain, pipeline, tmp_path):
 def test_what_oras_pushed_is_pulled(plain, pipeline, tmp_path):
     cache_samples.write(tmp_path / caches.FOLDER, "NVIDIA H200")
     done = subprocess.run(
-        ["oras", "push", "--plain-http", "--artifact-type", media.CACHE, f"{plain.host}/caches/byoras:one",
-         f"{caches.FOLDER}/:{media.CACHE_TAR}"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+        ["oras", "push", "--plain-http", "--artifact-type", CACHE, f"{plain.host}/caches/byoras:one",
+         f"{caches.FOLDER}/:{CACHE_TAR}"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     done = pipeline("cache", "pull", f"oci://{plain.host}/caches/byoras:one", "-o", tmp_path / "back")
@@ -118,7 +119,7 @@ def test_a_cache_above_64_mib_is_pulled(plain, pipeline, tmp_path):
         archive.add(tmp_path / "root", caches.FOLDER)
     layer = gzip.compress(tar.read_bytes(), 1)
     with Registry(plain.host, NOBODY, QUICK) as registry:
-        _put(registry, [(media.CACHE_TAR, layer)], repository="caches/big")
+        _put(registry, [(CACHE_TAR, layer)], repository="caches/big")
     done = pipeline("cache", "pull", f"oci://{plain.host}/caches/big:one", "-o", tmp_path / "back")
     assert "larger than" not in done.stderr, done.stderr
 
@@ -142,7 +143,7 @@ def test_an_unsound_cache_is_not_pushed_and_a_tag_is_not_moved(plain, pipeline, 
         assert registry.resolve("caches/bad", "one") is None
 
 
-def _put(registry, layers, kind=media.CACHE, repository="caches/wrong", tag="one"):
+def _put(registry, layers, kind=CACHE, repository="caches/wrong", tag="one"):
     config = registry.put_blob(repository, b"{}", EMPTY)
     named = [registry.put_blob(repository, content, layer_kind).to_json() for layer_kind, content in layers]
     body = {
@@ -167,13 +168,13 @@ def _tar(*members):
 
 LINK = tarfile.TarInfo(f"{caches.FOLDER}/link")
 BAD = [
-    ("no gzip", [(media.CACHE_TAR, b"plainly not")], "not gzip"),
-    ("cut gzip", [(media.CACHE_TAR, gzip.compress(_tar((f"{caches.FOLDER}/a", b"x" * 5000)))[:-20])], "not gzip"),
-    ("out of it", [(media.CACHE_TAR, gzip.compress(_tar((f"{caches.FOLDER}/../../etc/x", b"")))) ], "leads out"),
-    ("a bomb", [(media.CACHE_TAR, gzip.compress(b"\0" * (65 << 20)))], ""),
-    ("no manifest", [(media.CACHE_TAR, gzip.compress(_tar((f"{caches.FOLDER}/0.6/90a/{'0' * 64}/{CACHE_FILE}", b"{}"))))], "manifest"),
-    ("no key", [(media.CACHE_TAR, gzip.compress(_tar()))], ""),
-    ("two layers", [(media.CACHE_TAR, b"a"), (media.CACHE_TAR, b"b")], "not one layer"),
+    ("no gzip", [(CACHE_TAR, b"plainly not")], "not gzip"),
+    ("cut gzip", [(CACHE_TAR, gzip.compress(_tar((f"{caches.FOLDER}/a", b"x" * 5000)))[:-20])], "not gzip"),
+    ("out of it", [(CACHE_TAR, gzip.compress(_tar((f"{caches.FOLDER}/../../etc/x", b"")))) ], "leads out"),
+    ("a bomb", [(CACHE_TAR, gzip.compress(b"\0" * (65 << 20)))], ""),
+    ("no manifest", [(CACHE_TAR, gzip.compress(_tar((f"{caches.FOLDER}/0.6/90a/{'0' * 64}/{CACHE_FILE}", b"{}"))))], "manifest"),
+    ("no key", [(CACHE_TAR, gzip.compress(_tar()))], ""),
+    ("two layers", [(CACHE_TAR, b"a"), (CACHE_TAR, b"b")], "not one layer"),
     ("no cache", [(OCTETS, b"a")], "not one layer"),
 ]  # fmt: skip
 
@@ -196,7 +197,7 @@ def test_pull_refuses_images_taken_places_and_bad_names(plain, tmp_path, capsys)
 
     cache_samples.write(tmp_path / "root")
     with Registry(plain.host, NOBODY, QUICK) as registry:
-        _put(registry, [(media.LAYER_GZIP, b"x")], kind="application/vnd.other", tag="other")
+        _put(registry, [(LAYER_GZIP, b"x")], kind="application/vnd.other", tag="other")
     assert main(["cache", "pull", f"oci://{plain.host}/caches/wrong:other", "-o", str(tmp_path / "out")]) == Exit.CACHE
     assert main(["cache", "push", str(tmp_path / "root"), f"oci://{plain.host}/caches/taken"]) == 0
     assert main(["cache", "pull", f"oci://{plain.host}/caches/taken", "-o", str(tmp_path / "root")]) == Exit.USAGE

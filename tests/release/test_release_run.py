@@ -267,7 +267,7 @@ def test_what_a_servers_start_made_is_released_by_its_second_start(house, regist
     unproven = examine(
         registry, house.place.at(done.summary().rows[0].digest), Verifier(str(key_pair(house.folder / "stranger")[1]))
     )
-    assert {a.name for a in unproven.answers if a.state == "wrong"} == {"signature", "verdict", "sbom"}
+    assert {a.name for a in unproven.answers if a.state == "wrong"} == {"signature", "verdict", "sbom", "server"}
 
 
 def test_cells_with_one_tag_are_refused_first(house):

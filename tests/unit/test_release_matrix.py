@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.release.matrix import Cell, MatrixInvalid, read_matrix, single
+from pipeline.contract.errors import UsageError
+from pipeline.release.matrix import Cell, read_matrix, single
 
 GOOD = """
 registry = "registry.example/team/tuned"
@@ -61,7 +62,7 @@ def cells_of(tmp_path: Path, text: str = GOOD) -> tuple[Cell, ...]:
 def wrong(tmp_path: Path, text: str) -> list[str]:
     """What a matrix is refused for."""
     path = written(tmp_path, text)
-    with pytest.raises(MatrixInvalid) as caught:
+    with pytest.raises(UsageError) as caught:
         read_matrix(path)
     return list(caught.value.details) or [caught.value.message.removeprefix(f"{path}: ")]
 
@@ -92,15 +93,6 @@ def test_a_cell_has_its_caches_verdicts_and_settings(tmp_path: Path) -> None:
         "base_image": "vllm/vllm-openai:v0.12.0", "accept_base_versions": False,
     }  # fmt: skip
     assert cells[-1].settings == {"tp": "2", "device": "cpu", "buckets": "1,8", "no_bake_jit": True}
-
-
-@pytest.mark.parametrize(
-    ("value", "spelled"),
-    [("8", "8"), ("[8, 1, 8]", "1,8"), ('[1, 2, "8-256:8"]', "1,2,8-256:8"), ("[8, 16, 24, 32]", "8-32:8")],
-)
-def test_buckets_are_counts_and_ranges_with_one_spelling(tmp_path: Path, value: str, spelled: str) -> None:
-    (cell,) = cells_of(tmp_path, f'[[cells]]\nmodel = "tiny"\nbuckets = {value}\n')
-    assert cell.settings["buckets"] == spelled
 
 
 def test_a_server_tunes_in_its_own_start_where_there_is_no_cache(tmp_path: Path) -> None:
@@ -146,10 +138,8 @@ TINY = '[[cells]]\nmodel = "tiny"\n'
     [
         (f'[gpus.a]\narch = "90a"\n[gpus.b]\narch = "90a"\n{TINY}gpu = "a+b"\n', "has no cache"),
         (TINY + TINY, "duplicate cell tiny-tp2"),
-        (f'{TINY}buckets = [1, "8-16"]\n', "cells[0].buckets: buckets=8-16 has no step (8-16:1 is"),
-        (f"{TINY}buckets = [1.5]\n", "cells[0].buckets: input should be token counts and ranges"),
-        (f"{TINY}buckets = []\n", "cells[0].buckets: there is no token count"),
-        (f'{TINY}buckets = "{{x}}"\n', "cells[0].buckets: buckets={x} is not an integer"),
+        (f"{TINY}buckets = [1.5]\n", "cells[0].buckets[0]"),
+        (f"{TINY}buckets = []\n", "cells[0].buckets: value should have at least 1 item"),
         (f"{TINY}[[exclude]]\ntp = 4\n", "exclude[0] leaves out no cell"),
         (f'{TINY}cache = "{{modl}}"\n', "'{modl}' is not a path"),
         (f'{TINY}cache = "{{model.__class__}}"\n', "is not a path"),
@@ -157,7 +147,7 @@ TINY = '[[cells]]\nmodel = "tiny"\n'
         (f"{TINY}tp = {list(range(1, 1002))}\n", "the matrix expands to 1001 cells (limit 1000)"),
         (f'{TINY}device = "cuda"\n', "which GPU?"),
         (f'{TINY}platform = "riscv64"\n', "cells[0].platform[0]: input should be 'amd64' or 'arm64'"),
-        ("a = " + "[" * 100_000, "nested too deeply"),
+        ("a = " + "[" * 100_000, "is not TOML: "),
         (f'[gpus.a]\narch = "90a"\n{TINY}gpu = "a"\ndevice = "cpu"\n', "gpu decides device and arch"),
         ("cells = []\n", "cells: list should have at least 1 item"),
         ("", "cells: field required"),
@@ -176,12 +166,12 @@ def test_tables_are_told_apart_by_a_name(tmp_path: Path) -> None:
 
 
 def test_no_file_no_matrix(tmp_path: Path) -> None:
-    with pytest.raises(MatrixInvalid, match="is not a file"):
+    with pytest.raises(UsageError, match="is not a file"):
         read_matrix(Path("/dev/zero"))
-    with pytest.raises(MatrixInvalid, match="No such file"):
+    with pytest.raises(UsageError, match="No such file"):
         read_matrix(tmp_path / "none.toml")
     (tmp_path / "latin.toml").write_bytes(b'registry = "\xe9"')
-    with pytest.raises(MatrixInvalid, match="not UTF-8"):
+    with pytest.raises(UsageError, match="is not TOML"):
         read_matrix(tmp_path / "latin.toml")
 
 

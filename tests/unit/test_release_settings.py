@@ -52,7 +52,6 @@ def matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--registry", "r.example/a:tag"], "its tag is made by the template"),
         (["--registry", "team/tuned"], "names no registry"),
         (["--sign", "/none/cosign.key"], "no key file"),
-        (["--registry", "r.example/a", "--sign", "keyless"], "no repository of one letter"),
     ],
 )
 def test_settings_that_say_nothing_are_refused(words: list[str], said: str, matrix: Path, capsys: Any) -> None:
@@ -60,6 +59,13 @@ def test_settings_that_say_nothing_are_refused(words: list[str], said: str, matr
     given = ["release", "run", "--matrix", str(matrix), *words]
     assert main([*given, *([] if "--registry" in words else ["--registry", "127.0.0.1:1"])]) == Exit.USAGE
     assert said in capsys.readouterr().err
+
+
+def test_what_a_build_would_refuse_is_said_of_every_cell(matrix: Path, capsys: Any) -> None:
+    matrix.write_text(f'{MATRIX}buckets = [1, "8-16"]\n{CUDA}max_tokens = 4\nbuckets = "x"\n')
+    assert main(["release", "cells", "--matrix", str(matrix), "--registry", "127.0.0.1:1"]) == Exit.USAGE
+    said = capsys.readouterr().err
+    assert "tiny-tp1: --buckets=8-16 has no step" in said and "tiny-tp2-h200: --buckets=x is not an integer" in said
 
 
 def test_nothing_to_release_is_said(capsys: Any) -> None:
