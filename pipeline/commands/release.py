@@ -42,7 +42,7 @@ def configure_finish(parser: argparse.ArgumentParser) -> None:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     """What all three must be given alike: it decides which cells there are, and what their inputs are."""
-    from pipeline.release.building import add_options
+    from pipeline.image.request import add_build_options
 
     parser.add_argument("models", nargs="*", metavar="MODEL", help="one cell each; not with --matrix")
     group = parser.add_argument_group("release")
@@ -58,7 +58,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         help="cosign.key, env://NAME, an address of a KMS (awskms://…), or keyless; a password: COSIGN_PASSWORD",
     )
     group.add_argument("--transparency-log", action="store_true", help="put signatures into the public log")
-    add_options(parser)
+    add_build_options(parser)
 
 
 def execute_cells(arguments: argparse.Namespace) -> int:

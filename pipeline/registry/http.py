@@ -275,7 +275,8 @@ class Transport:
             parts = []
         server = self.registry if self._is_ours(address) else _place(address)
         error = refusal(response.status, printable("; ".join(parts), 300), what, server)
-        if response.status in _TRANSIENT:
+        # Seen of docker-registry 2.8 while another host pushed the same manifest: its file was being written.
+        if response.status in _TRANSIENT or "MANIFEST_BLOB_UNKNOWN" in error.message:
             raise TransientError(error, _retry_after(response.headers.get("Retry-After", "")))
         raise error
 

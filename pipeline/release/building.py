@@ -21,10 +21,10 @@ from pipeline.image.bake import bake, labels, manifests_of
 from pipeline.image.buildx import Export
 from pipeline.image.caches import manifest_of
 from pipeline.image.containers import ContainerSpec, run_one
-from pipeline.image.contexts import FIXED_TIME, package_content, tree_digest
+from pipeline.image.contexts import package_content, tree_digest
 from pipeline.image.names import gpu_of
 from pipeline.image.replay import device_name
-from pipeline.image.request import ROOT, Request, add_build_options, request_from
+from pipeline.image.request import Request, add_build_options, request_from
 from pipeline.image.resolve import device_of, resolve
 from pipeline.image.road import Finished, finish, give_name
 from pipeline.image.session import Session, open_session, translated
@@ -34,8 +34,6 @@ from pipeline.servers import words as server_words
 from pipeline.servers.model import config_files
 
 from .matrix import Cell
-
-__all__ = ["ROOT", "Builder", "BuiltImage", "builder", "cell_options", "inputs_of", "ranks_of", "request_of"]
 
 # Options of a build that say how a host does it; all others say what an image is, and a matrix says those itself.
 _OF_THE_HOST = frozenset(
@@ -48,11 +46,6 @@ _TIMEOUTS = frozenset({"--timeout"})
 _CODE = ("contract", "flashinfer", "cache", "start", "tune", "servers", "log.py", "run.py")
 _SLSA_V1_SINCE = 29  # Docker Engine, whose BuildKit surely knows it; older ones write SLSA 0.2
 _LIST_TIMEOUT = 300.0  # seconds that listing what is installed may take
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a build."""
-    add_build_options(parser)
 
 
 def cell_options() -> Mapping[str, Any]:
@@ -188,47 +181,32 @@ class BuiltImage:
         """The folder of wheelhouses, for the hashes of what is installed."""
         return self.done.session.home / "wheels"
 
-    @property
-    def time(self) -> int:
-        """The time that all its files have, in seconds since the epoch."""
-        return FIXED_TIME
-
-
-@dataclass(frozen=True)
-class Builder:
-    """An engine to build with."""
-
-    session: Session
-
-    @property
-    def platform(self) -> str:
-        """The engine's own platform, such as amd64."""
-        return str(self.session.client.version().get("Arch", ""))
-
-    def build(self, request: Request, cell: Cell) -> BuiltImage:
-        """Tune (or take from the store, or from the cell's caches), bake and verify. Raises the failed step's error."""
-        if cell.platform and cell.platform != self.platform:
-            raise UsageError(
-                f"{cell.name} is for {cell.platform}, and this engine builds {self.platform}",
-                hint="run this cell on a host of that platform",
-            )
-        with translated(self.session.engine):
-            inputs = resolve(request, self.session)
-            if isinstance(inputs.producer, TuneProducer):
-                _check_caches(request, cell, inputs.producer.plan)
-            done = finish(request, inputs, self.session)
-            give_name(done)
-            return BuiltImage(done)
-
 
 @contextlib.contextmanager
-def builder() -> Iterator[Builder]:
+def engine() -> Iterator[Session]:
     """An engine with the containerd image store: the classic one refuses attestations and drops annotations."""
     from pipeline.daemon import up
 
     up("containerd")
     with open_session("release") as session:
-        yield Builder(session)
+        yield session
+
+
+def build(session: Session, request: Request, cell: Cell) -> BuiltImage:
+    """Tune (or take from the store, or from the cell's caches), bake and verify. Raises the failed step's error."""
+    platform = str(session.client.version().get("Arch", ""))
+    if cell.platform not in ("", platform):
+        raise UsageError(
+            f"{cell.name} is for {cell.platform}, and this engine builds {platform}",
+            hint="run this cell on a host of that platform",
+        )
+    with translated(session.engine):
+        inputs = resolve(request, session)
+        if isinstance(inputs.producer, TuneProducer):
+            _check_caches(request, cell, inputs.producer.plan)
+        done = finish(request, inputs, session)
+        give_name(done)
+        return BuiltImage(done)
 
 
 def _check_caches(request: Request, cell: Cell, wanted: Plan) -> None:

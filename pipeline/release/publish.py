@@ -25,6 +25,7 @@ from pipeline.contract.files import write_json
 from pipeline.contract.scratch import scratch
 from pipeline.contract.verdict import Verdict
 from pipeline.daemon.lock import locked
+from pipeline.image.contexts import FIXED_TIME
 from pipeline.registry.client import Registry, parallel_map
 from pipeline.registry.descriptors import Descriptor
 from pipeline.registry.errors import InvalidResponse, NotFound
@@ -85,9 +86,9 @@ class Publisher:
         attached = self._attach(image, index, verdicts)
         if name is not None:  # another host may have released the same meanwhile
             index = standing(self.registry, name, index, self.signer) or index
-        put_tag(self.registry, self.place.tagged(inputs_tag(inputs)), index, move=True)
+        move_tag(self.registry, self.place.tagged(inputs_tag(inputs)), index)
         if name is not None:
-            put_tag(self.registry, name, index)
+            index, _ = give_tag(self.registry, name, index, self.signer)
         return Published(index.digest, pushed or attached)
 
     def alone(self, inputs: str) -> AbstractContextManager[None]:
@@ -173,7 +174,7 @@ class Publisher:
         target = index.images[0]
         with talk.step("list what is installed"):
             packages = sbom.installed(image.run, image.wheels)
-        created = datetime.fromtimestamp(image.time, UTC)
+        created = datetime.fromtimestamp(FIXED_TIME, UTC)  # as all its files have it
         manifest = attachments.autotune if image.producer == "tune" else attachments.server
         files = [
             *map(manifest, image.manifests),
@@ -220,17 +221,26 @@ def standing(
     return found
 
 
-def put_tag(registry: Registry, name: Reference, index: ImageIndex, *, move: bool = False) -> bool:
-    """Give a tag to an index; return whether that had to be done.
+def give_tag(
+    registry: Registry, name: Reference, index: ImageIndex, signer: cosign.Signer | None
+) -> tuple[ImageIndex, bool]:
+    """Give a tag that is never moved; return the image that has it then, and whether it was free.
 
-    Registries offer no write that fails where the tag exists: it is looked at just before. Raises `PublishError` where
-    it stands for something else and may not `move`.
+    Registries offer no write that fails where the tag exists: it is looked at just before, and again after, since
+    another host may release the same image at the same time. Raises as `standing` does.
     """
-    standing = registry.resolve(name.repository, name.tag)
-    if standing == index.digest:
+    there = standing(registry, name, index, signer)
+    if there is not None:
+        return there, False
+    with talk.step(f"tag {name}"):
+        registry.put_manifest(name.repository, index.top, name.tag)
+    return standing(registry, name, index, signer) or index, True
+
+
+def move_tag(registry: Registry, name: Reference, index: ImageIndex) -> bool:
+    """Let a tag that moves stand for an index; return whether that had to be done."""
+    if registry.resolve(name.repository, name.tag) == index.digest:
         return False
-    if standing is not None and not move:
-        raise PublishError(f"{name} stands for {standing[:19]}…, and a tag is never moved", hint="run it again")
     with talk.step(f"tag {name}"):
         registry.put_manifest(name.repository, index.top, name.tag)
     return True

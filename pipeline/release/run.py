@@ -20,7 +20,8 @@ from pipeline.contract.exits import Exit
 from pipeline.home import cache_home
 from pipeline.image.names import INPUTS as WARM_UP
 from pipeline.image.names import KEY, PREFIX
-from pipeline.image.request import Request
+from pipeline.image.request import ROOT, Request
+from pipeline.image.session import Session
 from pipeline.registry.client import Registry, parallel_map
 from pipeline.registry.descriptors import INDEX, Manifest
 from pipeline.registry.errors import InvalidResponse, NotFound, printable
@@ -28,10 +29,10 @@ from pipeline.registry.reference import Reference
 
 from . import attachments, cosign, tags, verdicts
 from .annotations import GPU, INPUTS, revision_annotations
-from .building import ROOT, Builder, builder, inputs_of, ranks_of
+from .building import build, engine, inputs_of, ranks_of
 from .images import ImageIndex, read_image
 from .matrix import Cell
-from .publish import Publisher, exports, put_tag, standing
+from .publish import Publisher, exports, give_tag, move_tag
 
 Status = Literal["pushed", "would push", "released", "failed", "interrupted"]
 _AT_ONCE = 4  # cells that are looked up at the same time
@@ -227,7 +228,7 @@ class Release:
             log.fail(error)
             self.rows |= {job.cell.name: _failed(job.cell, error) for job in jobs}
             return
-        with builder() as host, exports(cache_home()) as layout:
+        with engine() as session, exports(cache_home()) as layout:
             publisher = Publisher(
                 registry, self.options.place, cache_home(), layout, self.options.signer, self.options.compression
             )
@@ -238,7 +239,7 @@ class Release:
                     if there is not None and not self._again(job):  # by another run, since all were looked up
                         self.rows[job.cell.name] = self._skip(registry, job, there, dry_run=False)
                     else:
-                        self.rows[job.cell.name] = self._one(job, host, publisher)
+                        self.rows[job.cell.name] = self._one(job, session, publisher)
 
     @contextlib.contextmanager
     def _guarded(self, *jobs: Job) -> Iterator[None]:
@@ -256,10 +257,10 @@ class Release:
         for name in [job.cell.name for job in jobs if job.cell.name in self.rows]:
             self.rows[name] = replace(self.rows[name], seconds=round(time.monotonic() - began, 3))
 
-    def _one(self, job: Job, host: Builder, publisher: Publisher) -> Row:
+    def _one(self, job: Job, session: Session, publisher: Publisher) -> Row:
         assert job.request is not None
         cell, options = job.cell, self.options
-        image = host.build(job.request, cell)
+        image = build(session, job.request, cell)
         proven = verdicts.sufficient(image.verdict, verdicts.read_files([*cell.verdicts, *options.verdicts]))
         notes = {**image.annotations(), GPU: cell.gpu or image.gpu, INPUTS: job.inputs}
         notes |= {**revision_annotations(ROOT), **options.annotations}
@@ -279,10 +280,9 @@ class Release:
 
     def _give(self, registry: Registry, name: Reference, index: ImageIndex) -> ImageIndex:
         """Give a tag that is never moved; return the image that has it, which another host may have released."""
-        there = standing(registry, name, index, self.options.signer)
-        if there is None and put_tag(registry, name, index):
-            self.tags.append(name.tag)
-        return there or index
+        there, new = give_tag(registry, name, index, self.options.signer)
+        self.tags += [name.tag] if new else []
+        return there
 
     # Finishing
 
@@ -320,7 +320,7 @@ class Release:
             floating = [tags.expand(template, names) for template in self.options.floating]
             index = found[0] if not cell.platform else self._combined(registry, jobs, found)
             index = self._give(registry, name, index)
-            self.tags += [tag for tag in floating if put_tag(registry, place.tagged(tag), index, move=True)]
+            self.tags += [tag for tag in floating if move_tag(registry, place.tagged(tag), index)]
             for job in jobs:
                 row = self.rows.get(job.cell.name)
                 status: Status = "pushed" if row is not None and row.status == "pushed" else "released"

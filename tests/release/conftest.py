@@ -83,12 +83,24 @@ def faulty(plain: Running) -> Iterator[Proxy]:
         yield proxy
 
 
+@pytest.fixture(scope="session")
+def key_pairs(programs: None, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Path]]:
+    """Two key pairs of cosign, private and public."""
+    return [samples.key_pair(tmp_path_factory.mktemp("keys")) for _ in range(2)]
+
+
 @pytest.fixture
-def keys(programs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """A key pair of cosign, private and public; its password is in the environment."""
+def keys(key_pairs: list[tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A key pair; its password is in the environment."""
     monkeypatch.setenv("COSIGN_PASSWORD", samples.KEY_PASSWORD)
     cosign._public_key.cache_clear()
-    return samples.key_pair(tmp_path / "keys")
+    return key_pairs[0]
+
+
+@pytest.fixture
+def stranger(keys: tuple[Path, Path], key_pairs: list[tuple[Path, Path]]) -> tuple[Path, Path]:
+    """Another pair, of the same password."""
+    return key_pairs[1]
 
 
 @pytest.fixture

@@ -45,13 +45,13 @@ class SampleImage:
     server: str = ""  # whose start made its caches
     exports: int = 0
     gpu: str = "cpu-x86_64"
-    time: int = 1_577_836_800
     labels: dict[str, str] = field(init=False)
     config: bytes = field(init=False)
     layers: list[bytes] = field(init=False)
     verdict: Verdict = field(init=False)
 
     def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
         root = self.folder / f"root-{self.tactic}-{self.platform}"
         place = root / cache_samples.manifest(tactic=self.tactic)[0].key
         if not root.exists():
@@ -154,7 +154,6 @@ def release(
 
 def key_pair(folder: Path) -> tuple[Path, Path]:
     """A cosign key pair whose private key is encrypted with KEY_PASSWORD."""
-    folder.mkdir(exist_ok=True)
     subprocess.run(
         ["cosign", "generate-key-pair"], cwd=folder, env={**os.environ, "COSIGN_PASSWORD": KEY_PASSWORD}, check=True,
         capture_output=True, timeout=300,

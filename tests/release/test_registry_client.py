@@ -1,7 +1,5 @@
 """The registry client against Debian's docker-registry: what it stores and reads, and what it does when that fails."""
 
-# ruff: noqa: SIM117
-
 from __future__ import annotations
 
 import json
@@ -22,7 +20,7 @@ from pipeline.registry.descriptors import MANIFEST
 from pipeline.registry.errors import InvalidResponse, NotFound, RegistryError
 from pipeline.tune.ports import free_port
 
-SLOW = replace(QUICK, silence=2.5)  # tells a registry that says nothing from a busy machine
+SLOW = replace(QUICK, silence=1.5)  # tells a registry that says nothing from a busy machine
 
 
 def test_blobs_and_manifests_go_there_and_back(plain, tmp_path):
@@ -37,18 +35,16 @@ def test_blobs_and_manifests_go_there_and_back(plain, tmp_path):
         tracemalloc.stop()
         assert (tmp_path / "back").read_bytes() == big.read_bytes() and made.size == 24 << 20
         assert peak < 12 << 20, f"{peak} bytes for a blob of {made.size}"
-        assert registry.has_blob("there/back", made.digest) and not registry.has_blob(
-            "there/back", "sha256:" + "0" * 64
-        )
+        assert registry.has_blob("there/back", made.digest)
+        assert not registry.has_blob("there/back", "sha256:" + "0" * 64)
         (tmp_path / "empty").write_bytes(b"")
         assert registry.blob("there/back", registry.put_blob("there/back", tmp_path / "empty").digest) == b""
         digest = image(registry, "there/back")
         assert registry.resolve("there/back", "one") == digest
         found = registry.manifest("there/back", "one")
         assert found is not None and found.digest == digest and found.media_type == MANIFEST
-        assert (
-            found.descriptor().annotations == {"a": "b"} and found.descriptor().artifact_type == "application/vnd.test"
-        )
+        named = found.descriptor()
+        assert (named.annotations, named.artifact_type) == ({"a": "b"}, "application/vnd.test")
         assert registry.manifest("there/back", digest) == found
         assert registry.manifest("there/back", "none") is None and registry.resolve("no/where", "x") is None
     seen = json.loads(
@@ -96,7 +92,7 @@ def test_referrers_without_the_api_are_kept_under_the_tag(plain):
         ({"status": 429, "headers": {"Retry-After": "0"}}, "answered 429"),
         ({"drop": "now"}, "no connection"),
         ({"drop": "request", "method": "PUT"}, "no connection"),
-        ({"wait": 5.0, "method": "HEAD"}, "said nothing"),
+        ({"wait": 3.0, "method": "HEAD"}, "said nothing"),
     ],
 )
 def test_what_passes_is_tried_again_and_what_stays_ends_with_8(fault, what, faulty):
@@ -134,18 +130,15 @@ def test_a_refusal_is_final(fault, kind, what, faulty):
     assert str(fault["status"]) in caught.value.message and caught.value.exit_code == Exit.PUBLISH
 
 
-@pytest.mark.parametrize(
-    "message", ["write /data: no space left on device", "{'Enclosed': {'Op': 'write', 'Err': 28}}"]
-)
-def test_a_full_disk_says_so_after_its_tries(message, faulty):
-    faulty.fail(status=500, method="PUT", message=message)
+def test_a_full_disk_says_so_after_its_tries(faulty):
+    faulty.fail(status=500, method="PUT", message="{'Enclosed': {'Op': 'write', 'Err': 28}}")
     with Registry(faulty.host, NOBODY, QUICK) as registry, pytest.raises(RegistryError, match="has no room"):
         registry.put_blob("full/one", os.urandom(1000))
 
 
 def test_a_registry_that_takes_long_to_store_a_blob_is_waited_for(faulty):
     """It copies and hashes a large one before it answers: that is no silence, and nothing is sent twice."""
-    faulty.fail(method="PUT", path="uploads", wait=4.0)
+    faulty.fail(method="PUT", path="uploads", wait=2.5)
     with Registry(faulty.host, NOBODY, SLOW) as registry:
         registry.put_blob("slow/commit", os.urandom(1000))
         assert faulty.count("PUT") == 1
@@ -221,15 +214,6 @@ def test_a_registry_that_sends_byte_by_byte_is_given_up(faulty):
         with pytest.raises(RegistryError, match="less than 10 kB"):
             registry.manifest("drips", "one")
         assert time.monotonic() - began < 60
-
-
-def test_what_a_refusal_says_is_not_waited_for(faulty):
-    faulty.fail(path="blobs", drip=0.4)
-    began = time.monotonic()
-    with Registry(faulty.host, NOBODY, replace(QUICK, silence=1.0)) as registry:
-        with pytest.raises(NotFound, match="answered 404"):
-            registry.blob("slow/one", "sha256:" + "0" * 64)
-    assert time.monotonic() - began < 60
 
 
 def test_lists_in_pages_are_followed_and_end():

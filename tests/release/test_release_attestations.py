@@ -85,33 +85,21 @@ def test_everything_that_is_missing_is_said_at_once(plain, keys, pipeline, tmp_p
     assert {one["state"] for one in json.loads(done.stdout)["checks"]} == {"missing"}
 
 
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        ({"identity": "sha256:" + "0" * 64}, "is of image"),
-        ({"cache_diff_id": "sha256:" + "0" * 64}, "is of the cache layer"),
-        ({"manifest_sha256": "0" * 64}, "other manifests"),
-        ({"level": "static"}, "not replayed: 0.6"),
-        ({"result": "fail", "findings": ("a miss",)}, "says fail"),
-    ],
-)
-def test_a_verdict_that_does_not_fit_is_wrong(change, what, plain, tmp_path):
+def test_a_verdict_that_does_not_fit_is_wrong_and_does_a_right_one_no_harm(plain, tmp_path):
     image = SampleImage(tmp_path)
     with Registry(plain.host, NOBODY, QUICK) as registry:
-        name = put(registry, f"trust/verdict{abs(hash(what)) % 10**6}", image)
-        attach(registry, name, attachments.verdict(replace(image.verdict, **change)))
-        state, said = states(examine(registry, name))["verdict"]
-        assert state == "wrong" and what in said
-        attach(registry, name, attachments.verdict(image.verdict))  # beside a right one it does no harm
+        name = put(registry, "trust/verdict", image)
+        attach(registry, name, attachments.verdict(replace(image.verdict, level="static")))
+        assert states(examine(registry, name))["verdict"] == ("wrong", f"not replayed: {image.verdict.key}")
+        attach(registry, name, attachments.verdict(image.verdict))
         assert states(examine(registry, name))["verdict"][0] == "ok"
 
 
-def test_what_others_attached_or_signed_does_not_count(plain, keys, tmp_path):
+def test_what_others_attached_or_signed_does_not_count(plain, keys, stranger, tmp_path):
     """Whoever may push can attach: only what the key signed proves anything."""
-    stranger, _ = samples.key_pair(tmp_path / "stranger")
     image = SampleImage(tmp_path, subject="sha256:" + "0" * 64)
     with Registry(plain.host, NOBODY, QUICK) as registry:
-        digest = release(registry, "trust/others", image, signer=Signer(str(stranger))).digest
+        digest = release(registry, "trust/others", image, signer=Signer(str(stranger[0]))).digest
         found = states(examine(registry, Reference(plain.host, "trust/others", digest=digest), Verifier(str(keys[1]))))
     assert found["signature"][0] == found["verdict"][0] == found["sbom"][0] == "wrong"
     assert found["provenance"] == ("wrong", "its subject is another image")
@@ -348,16 +336,6 @@ def test_no_secret_is_seen_by_anyone(guarded, docker_home, keys, tmp_path, monke
     for path in files:
         told += path.read_bytes().decode(errors="replace")
     assert [secret for secret in secrets if secret in told] == []
-
-
-def test_signing_behind_a_password_and_tls(logged_in, trusted, keys, pipeline, tmp_path):
-    private, public = keys
-    for host in (logged_in.host, trusted.host):
-        with Registry(host, policy=QUICK) as registry:
-            digest = release(registry, "trust/behind", SampleImage(tmp_path), signer=Signer(str(private)),
-                             home=tmp_path / host.replace(":", "-")).digest  # fmt: skip
-        done = pipeline("attestation", "verify", f"{host}/trust/behind@{digest}", "--key", public)
-        assert done.returncode == 0, done.stderr + done.stdout
 
 
 def test_a_client_certificate_reaches_cosign(tmp_path, monkeypatch, called, plain):

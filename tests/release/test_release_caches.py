@@ -19,6 +19,7 @@ from pipeline.contract.exits import Exit
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 from pipeline.registry.client import Registry
 from pipeline.registry.descriptors import EMPTY, IMAGE_CONFIG, LAYER_GZIP, MANIFEST, OCTETS, Manifest
+from pipeline.registry.reference import Reference
 from pipeline.release import caches
 from pipeline.release.caches import CACHE, CACHE_TAR
 
@@ -27,7 +28,7 @@ def files(root):
     return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
 
-def test_all_that_is_pushed_can_be_pulled_and_read_in_place(plain, pipeline, tmp_path):
+def test_all_that_is_pushed_can_be_pulled(plain, tmp_path):
     """More than 64 MiB unpacked: five keys whose files are padded with spaces."""
     for number in range(5):
         place = cache_samples.write(tmp_path / "root", f"NVIDIA H{number}00")
@@ -36,15 +37,11 @@ def test_all_that_is_pushed_can_be_pulled_and_read_in_place(plain, pipeline, tmp
         manifest = json.loads((place / MANIFEST_FILE).read_text())
         manifest["files"][CACHE_FILE] = {"size": len(data), "sha256": sha256_bytes(data)}
         (place / MANIFEST_FILE).write_text(json.dumps(manifest))
-    name = f"oci://{plain.host}/caches/large:one"
-    assert pipeline("cache", "push", tmp_path / "root", name).returncode == 0
-    done = pipeline("cache", "pull", name, "-o", tmp_path / "back")
-    assert done.returncode == 0, done.stderr
+    name = Reference(plain.host, "caches/large", "one")
+    with Registry(plain.host, NOBODY, QUICK) as registry:
+        caches.push(registry, tmp_path / "root", "root", name)
+        caches.pull(registry, name, tmp_path / "back")
     assert files(tmp_path / "back") == files(tmp_path / "root")
-    rows = json.loads(pipeline("cache", "ls", name, "--json").stdout)
-    assert len(rows) == 5 and all(row["path"].startswith(f"{name} ") for row in rows)
-    assert pipeline("cache", "diff", name, tmp_path / "root").returncode == 0
-    assert pipeline("explain", name).returncode in (0, 7)
 
 
 def test_there_and_back_and_by_oras_and_skopeo(plain, pipeline, tmp_path):
@@ -65,7 +62,10 @@ def test_there_and_back_and_by_oras_and_skopeo(plain, pipeline, tmp_path):
         done = pipeline("cache", "pull", source, "-o", tmp_path / f"back{number}")
         assert done.returncode == 0 and done.stdout.strip() == by_digest, done.stderr
         assert files(tmp_path / f"back{number}") == files(tmp_path / "root")
-    assert pipeline("cache", "diff", tmp_path / "root", tmp_path / "back0").returncode == 0
+    rows = json.loads(pipeline("cache", "ls", name, "--json").stdout)
+    assert len(rows) == 3 and all(row["path"].startswith(f"{name} ") for row in rows), "read where it lies"
+    assert pipeline("cache", "diff", name, tmp_path / "root").returncode == 0
+    assert pipeline("explain", name).returncode in (0, 7)
     raw = samples.inspect(name.removeprefix("oci://"))
     assert raw["artifactType"] == CACHE and raw["config"]["mediaType"] == IMAGE_CONFIG
     with Registry(plain.host, NOBODY, QUICK) as registry:
@@ -74,26 +74,20 @@ def test_there_and_back_and_by_oras_and_skopeo(plain, pipeline, tmp_path):
     assert devices == {"A CPU", "NVIDIA H200", "NVIDIA H100 80GB HBM3"}
     hashes = labels["io.kserve.km/cache-hash"].split(",")  # as KServe's kernel-cache manager reads them
     assert sorted(hashes) == sorted(path.parent.name for path in (tmp_path / "root").rglob(MANIFEST_FILE))
+    assert (labels["io.kserve.km/framework"], labels["io.kserve.km/cache-type"]) == (
+        "flashinfer",
+        "flashinfer-autotune",
+    )
     assert labels["io.kserve.km/cache-mount-subpath"] == "flashinfer_autotune_cache"
     assert labels["io.kserve.km/cache-root-env"] == "PIPELINE_AUTOTUNE_CACHE_DIR=/opt/flashinfer_autotune_cache"
     command("oras", "pull", "--plain-http", "-o", tmp_path / "oras", name.removeprefix("oci://"))
     assert files(tmp_path / "oras" / caches.FOLDER) == files(tmp_path / "root")
     assert check_root(tmp_path / "oras" / caches.FOLDER)[1] == ()
+    here, there = name.removeprefix("oci://"), f"{plain.host}/caches/copied:one"
     command(
-        "skopeo",
-        "copy",
-        "--src-tls-verify=false",
-        f"docker://{name.removeprefix('oci://')}",
-        f"oci:{tmp_path}/copy:one",
+        "skopeo", "copy", "--src-tls-verify=false", "--dest-tls-verify=false", f"docker://{here}", f"docker://{there}"
     )
-    command(
-        "skopeo",
-        "copy",
-        "--dest-tls-verify=false",
-        f"oci:{tmp_path}/copy:one",
-        f"docker://{plain.host}/caches/copied:one",
-    )
-    assert pipeline("cache", "pull", f"oci://{plain.host}/caches/copied:one", "-o", tmp_path / "copied").returncode == 0
+    assert pipeline("cache", "pull", f"oci://{there}", "-o", tmp_path / "copied").returncode == 0
 
 
 def test_what_oras_pushed_is_pulled(plain, pipeline, tmp_path):
@@ -106,22 +100,6 @@ def test_what_oras_pushed_is_pulled(plain, pipeline, tmp_path):
     done = pipeline("cache", "pull", f"oci://{plain.host}/caches/byoras:one", "-o", tmp_path / "back")
     assert done.returncode == 0, done.stderr
     assert files(tmp_path / "back") == files(tmp_path / caches.FOLDER)
-
-
-def test_a_cache_above_64_mib_is_pulled(plain, pipeline, tmp_path):
-    """Servers' caches are that large: what a push makes a pull must take. A tar of 64 MiB was the limit of one once."""
-    cache_samples.write(tmp_path / "root")
-    tar = tmp_path / "big.tar"
-    with tarfile.open(tar, "w") as archive:
-        info = tarfile.TarInfo(f"{caches.FOLDER}/big")
-        info.size = 80 << 20
-        archive.addfile(info, io.BytesIO(b"\0" * info.size))
-        archive.add(tmp_path / "root", caches.FOLDER)
-    layer = gzip.compress(tar.read_bytes(), 1)
-    with Registry(plain.host, NOBODY, QUICK) as registry:
-        _put(registry, [(CACHE_TAR, layer)], repository="caches/big")
-    done = pipeline("cache", "pull", f"oci://{plain.host}/caches/big:one", "-o", tmp_path / "back")
-    assert "larger than" not in done.stderr, done.stderr
 
 
 def test_an_unsound_cache_is_not_pushed_and_a_tag_is_not_moved(plain, pipeline, tmp_path):
@@ -212,9 +190,8 @@ def test_pull_refuses_images_taken_places_and_bad_names(plain, tmp_path, capsys)
     assert "Traceback" not in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_signed_with_a_password_through_tls_and_demanded(logged_in, trusted, keys, pipeline, tmp_path):
+def test_signed_with_a_password_through_tls_and_demanded(logged_in, trusted, keys, stranger, pipeline, tmp_path):
     private, public = keys
-    _, other = samples.key_pair(tmp_path / "other")
     cache_samples.write(tmp_path / "root", "NVIDIA H200")
     for host in (logged_in.host, trusted.host):
         name = f"oci://{host}/caches/signed:one"
@@ -223,7 +200,7 @@ def test_signed_with_a_password_through_tls_and_demanded(logged_in, trusted, key
         done = pipeline("cache", "pull", name, "-o", tmp_path / f"out-{host}", "--key", public)
         assert done.returncode == 0, done.stderr
         assert (next((tmp_path / f"out-{host}").rglob(MANIFEST_FILE))).is_file()
-        done = pipeline("cache", "pull", name, "-o", tmp_path / "not", "--key", other)
+        done = pipeline("cache", "pull", name, "-o", tmp_path / "not", "--key", stranger[1])
         assert done.returncode == Exit.PUBLISH and "is not signed by" in done.stderr
     assert not (tmp_path / "not").exists()
     done = pipeline(

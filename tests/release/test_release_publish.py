@@ -101,7 +101,6 @@ def test_a_tag_that_somebody_gave_meanwhile_is_not_moved(place, tmp_path):
 def test_the_same_image_of_another_host_keeps_its_tag(place, tmp_path):
     registry, repository = place
     first = release(registry, repository, SampleImage(tmp_path), tag=TAG)
-    (tmp_path / "second").mkdir()
     image = SampleImage(tmp_path / "second")
     again = release(registry, repository, image, tag=TAG)
     assert again.digest == first.digest and image.exports == 0
@@ -111,7 +110,6 @@ def test_what_a_key_has_not_signed_it_does_not_vouch_for(place, tmp_path, keys):
     """Whoever may push can put the same config under the tag, beside layers or a provenance of their own."""
     registry, repository = place
     first = release(registry, repository, SampleImage(tmp_path), tag=TAG)
-    (tmp_path / "second").mkdir()
     signer = Signer(str(keys[0]))
     with pytest.raises(PublishError, match="this key has not signed"):
         release(registry, repository, SampleImage(tmp_path / "second"), tag=TAG, signer=signer)
@@ -120,6 +118,22 @@ def test_what_a_key_has_not_signed_it_does_not_vouch_for(place, tmp_path, keys):
     assert again.digest == first.digest and cosign.is_signed_by(
         registry, Reference(registry.name, repository, TAG).at(first.digest), signer
     )
+
+
+def test_of_two_hosts_that_release_the_same_at_once_one_wins_and_the_other_sees_it(place, tmp_path):
+    registry, repository = place
+    ours, theirs = SampleImage(tmp_path), SampleImage(tmp_path / "second")
+    real = ours.run
+
+    def meanwhile(words):
+        ours.theirs = release(registry, repository, theirs, tag=TAG)
+        return real(words)
+
+    ours.run = meanwhile
+    done = release(registry, repository, ours, tag=TAG)
+    assert ours.exports == theirs.exports == 1, "both had begun to push"
+    assert done.digest == ours.theirs.digest == registry.resolve(repository, TAG)
+    assert registry.resolve(repository, "inputs-" + "1" * 64) == done.digest
 
 
 @pytest.mark.parametrize("where", ["/blobs/uploads/.*", "/manifests/sha256:", "/manifests/sha256-", "/manifests/inputs-", f"/manifests/{TAG}"])  # fmt: skip

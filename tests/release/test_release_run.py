@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from release_registries import NOBODY, QUICK
-from release_samples import SampleImage, inspect, key_pair
+from release_samples import SampleImage, inspect
 
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import DockerError, UsageError, WarmUpError
@@ -34,19 +34,20 @@ class House:
         self.place = Reference(registry, repository)
         self.images, self.fail, self.engine, self.built = {}, {}, True, []
         self.move_in("home")
-        monkeypatch.setattr(run, "builder", self.builder)
+        monkeypatch.setattr(run, "engine", self.running_engine)
+        monkeypatch.setattr(run, "build", self.build)
         monkeypatch.setattr(run, "Registry", lambda name: Registry(name, NOBODY, QUICK))
 
     def move_in(self, name):
         self.patch.setenv("XDG_CACHE_HOME", str(self.folder / name))
 
     @contextlib.contextmanager
-    def builder(self):
+    def running_engine(self):
         if not self.engine:
             raise DockerError("no Docker Engine answers")
-        yield SimpleNamespace(build=self.build)
+        yield None
 
-    def build(self, request, cell):
+    def build(self, session, request, cell):
         self.built.append(cell.name)
         if cell.name in self.fail:
             raise self.fail[cell.name]
@@ -140,7 +141,7 @@ def test_a_run_that_was_cut_off_before_its_tag_gets_it_without_an_engine(house, 
     )
 
 
-def test_what_somebody_put_under_the_inputs_tag_does_not_count(house, registry, keys):
+def test_what_somebody_put_under_the_inputs_tag_does_not_count(house, registry, keys, stranger):
     """Anyone who may push can write that tag: only an image with these inputs, attachments and our signature counts."""
     cell, other = house.cell("a"), house.cell("other", tactic=5)
     house.release(other).run([])
@@ -161,8 +162,8 @@ def test_what_somebody_put_under_the_inputs_tag_does_not_count(house, registry, 
     again = house.release(cell, signer=signer)
     again.run([])
     assert statuses(again) == ["released"]
-    stranger = Signer(str(key_pair(house.folder / "stranger")[0]))
-    assert [row["released"] for row in house.release(cell, signer=stranger).cells(registry, [])] == [False]
+    theirs = Signer(str(stranger[0]))
+    assert [row["released"] for row in house.release(cell, signer=theirs).cells(registry, [])] == [False]
 
 
 def test_platforms_become_one_index_when_all_are_there(house, registry, keys):
@@ -250,7 +251,7 @@ def test_nothing_is_published_without_a_replay_verdict(house, registry, tmp_path
     assert statuses(done) == ["pushed"]
 
 
-def test_what_a_servers_start_made_is_released_by_its_second_start(house, registry, keys):
+def test_what_a_servers_start_made_is_released_by_its_second_start(house, registry, keys, stranger):
     """It has no FlashInfer key: no manifest to attach, and the verdict is of what its own start left."""
     cell = house.cell("a")
     house.images["a-tp2"] = SampleImage(house.folder, server="vllm")
@@ -264,9 +265,7 @@ def test_what_a_servers_start_made_is_released_by_its_second_start(house, regist
     again = house.release(cell, signer=signer)
     again.run([])
     assert statuses(again) == ["released"]
-    unproven = examine(
-        registry, house.place.at(done.summary().rows[0].digest), Verifier(str(key_pair(house.folder / "stranger")[1]))
-    )
+    unproven = examine(registry, house.place.at(done.summary().rows[0].digest), Verifier(str(stranger[1])))
     assert {a.name for a in unproven.answers if a.state == "wrong"} == {"signature", "verdict", "sbom", "server"}
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cache_samples
@@ -16,11 +19,13 @@ from pipeline.__main__ import main
 from pipeline.contract.errors import CacheRefused, PublishError, UsageError
 from pipeline.contract.exits import Exit
 from pipeline.contract.verdict import Verdict
+from pipeline.image.bake import labels
+from pipeline.image.producer import WarmUp
 from pipeline.registry import client
 from pipeline.registry.client import parallel_map
 from pipeline.registry.http import RetryPolicy
 from pipeline.release import tags, verdicts
-from pipeline.release.annotations import INPUTS, check_annotations, public_address
+from pipeline.release.annotations import INPUTS, check_annotations, public_address, revision_annotations
 from pipeline.release.run import Row, Summary
 
 NAMES = tags.Names("Llama-3.1-8B", 2, "0.6.16.post3", "H200", "abcdef0123456789", "fedcba98765432", "vLLM")
@@ -243,6 +248,37 @@ def test_annotations_of_the_user() -> None:
 )  # fmt: skip
 def test_the_source_annotation_never_has_a_login(remote: str, address: str) -> None:
     assert public_address(remote) == address
+
+
+def test_the_commit_and_its_origin_are_annotated(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        own = {"GIT_CONFIG_GLOBAL": "/dev/null", "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+        words = ("-c", "user.name=a", "-c", "user.email=a@example.com", *words)
+        return subprocess.run(
+            ["git", "-C", tmp_path, *words], env=own, check=True, capture_output=True, text=True
+        ).stdout
+
+    assert revision_annotations(tmp_path) == {}, "no checkout"
+    git("init", "-q")
+    git("remote", "add", "origin", "https://user:token@git.example.com/org/repo.git")
+    (tmp_path / "file").touch()
+    git("add", "file")
+    git("commit", "-qm", "one")
+    commit, name = git("rev-parse", "HEAD").strip(), "org.opencontainers.image"
+    source = {f"{name}.source": "https://git.example.com/org/repo"}
+    assert revision_annotations(tmp_path) == {f"{name}.revision": commit, **source}
+    (tmp_path / "file").write_text("changed")
+    assert revision_annotations(tmp_path) == {f"{name}.revision": f"{commit}-dirty", **source}
+
+
+def test_the_base_is_named_by_its_digest() -> None:
+    base = SimpleNamespace(config={}, reference="registry.example/base:1", digest="sha256:" + "a" * 64)
+    inputs: Any = SimpleNamespace(
+        base=base, producer=SimpleNamespace(name="tune", model="m"), version="1", digest="b" * 64
+    )
+    made = labels(inputs, WarmUp(Path(), ()))
+    assert made["org.opencontainers.image.base.name"] == base.reference
+    assert made["org.opencontainers.image.base.digest"] == base.digest
 
 
 def test_the_summary_says_what_became_of_each_cell(capsys: pytest.CaptureFixture[str]) -> None:
