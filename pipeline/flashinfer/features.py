@@ -14,8 +14,8 @@ OLDEST = "0.6.16"
 UPGRADE = f"use {OLDEST} or newer in versions.json"
 
 _VERSION = re.compile(
-    r"v?(\d+(?:\.\d+)*)[-_.]?(?:(a|alpha|b|beta|c|rc|pre|preview)[-_.]?(\d*))?"
-    r"(?:[-_.]?(?:post|rev|r)[-_.]?(\d*)|-(\d+))?([-_.]?dev[-_.]?\d*)?(?:\+[a-z0-9._-]+)?",
+    r"v?(\d+(?:\.\d+)*)([-_.]?(?:a|alpha|b|beta|c|rc|pre|preview|dev)[-_.]?\d*)?"
+    r"(?:[-_.]?(?:post|rev|r)[-_.]?(\d*)|-(\d+))?(?:[-_.]?dev[-_.]?\d*)?(?:\+[a-z0-9._-]+)?",
     re.IGNORECASE | re.ASCII,
 )
 _LONGEST = 64  # characters of a version
@@ -26,21 +26,20 @@ def is_version(text: str) -> bool:
     return len(text) <= _LONGEST and _VERSION.fullmatch(text.strip()) is not None
 
 
-def order(version: str) -> tuple[tuple[int, ...], int, int, int]:
+def order(version: str) -> tuple[tuple[int, ...], int]:
     """A sort key for versions: 0.7.2rc1 < 0.7.2 < 0.7.2.post1; a local part (`+cu130`) does not count.
 
-    What is no version sorts below all of them. Development builds sort as what comes before the version they lead to.
+    What is no version sorts below all of them. What comes before a release (`rc1`, `dev5`) is one step below it.
     """
     found = _VERSION.fullmatch(version.strip()) if is_version(version) else None
     if found is None:
-        return (), 0, 0, 0
-    numbers, pre, pre_number, post, short_post, dev = found.groups()
-    release = tuple(int(part) for part in numbers.split("."))
+        return (), 0
+    release = tuple(int(part) for part in found[1].split("."))
     while release and release[-1] == 0:
         release = release[:-1]
-    posted = -1 if post is None and short_post is None else int(post or short_post or 0)
-    stage = {"a": 0, "b": 1}.get(pre[0].lower(), 2) if pre else -1 if dev and posted < 0 else 3
-    return release, stage, int(pre_number or 0) if pre else 0, 2 * posted + (0 if dev else 1)
+    if found[2]:
+        return release, -1
+    return release, 0 if found[3] is None and found[4] is None else 1 + int(found[3] or found[4] or 0)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ where 512 tokens are the most (vllm/config/vllm.py, `_set_cudagraph_sizes`).
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pipeline.contract.text import shown
 
@@ -51,11 +50,6 @@ def default_buckets(device: str, max_tokens: int | None) -> tuple[int, ...]:
     return flashinfer_buckets(max_tokens or CUDA_MAX_TOKENS)
 
 
-def custom_buckets(buckets: Iterable[int]) -> tuple[int, ...]:
-    """Buckets that the user named: ascending, without repeats."""
-    return tuple(sorted(set(buckets)))
-
-
 def read_buckets(text: str, problems: Problems, option: str = "--buckets") -> tuple[int, ...]:
     """Counts (`8`) and ranges (`8-256:8`: first-last:step, both ends among them), ascending, without repeats.
 
@@ -67,7 +61,7 @@ def read_buckets(text: str, problems: Problems, option: str = "--buckets") -> tu
     if (total := sum(map(len, named))) > MOST:
         problems.add(f"{option} names {total} token counts, {MOST} are the most", "name those that the server runs")
         return ()
-    return custom_buckets(itertools.chain.from_iterable(named))
+    return tuple(sorted({count for counts in named for count in counts}))
 
 
 def spell_buckets(counts: Sequence[int]) -> str:

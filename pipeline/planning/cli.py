@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import MOST_RANKS, MOST_SEEDS, Layout, Plan
-from pipeline.flashinfer.gpus import find_arch
+from pipeline.flashinfer.gpus import arch_choices, find_arch
 
 from .buckets import LARGEST, read_buckets
 from .model_source import usual_tp
@@ -117,9 +117,12 @@ def target(arguments: argparse.Namespace, default: Target | None, problems: Prob
         if arch and not re.fullmatch(r"cpu-[A-Za-z0-9_]+", arch):
             problems.add(f"--arch {arch} is not a processor", "leave --arch out, or say --device cuda")
         return Target("cpu", arch or cpu)
+    found = find_arch(arch)
     if not arch:
         problems.add("--device cuda needs --arch", "--arch h200, b200 or an architecture such as 90a")
-    return Target("cuda", find_arch(arch) or arch or "90a")
+    elif not found:
+        problems.add(f"--arch {arch} is no GPU or GPU architecture that can be planned for", arch_choices(arch))
+    return Target("cuda", found)
 
 
 def _flashinfer(arguments: argparse.Namespace, root: Path) -> str:
@@ -148,8 +151,7 @@ def plan_from(arguments: argparse.Namespace, root: Path, default: Target | None 
         return make_plan(
             arguments.model,
             layout=Layout(**{name: size or 1 for name, size in sizes.items()}),
-            device=where.device,
-            arch=where.arch,
+            target=where,
             flashinfer_version=_flashinfer(arguments, root),
             max_tokens=most,
             buckets=buckets or None,

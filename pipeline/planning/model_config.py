@@ -150,13 +150,12 @@ class ModelConfig:
 
 
 class _Reader:
-    """Reads sizes of one config and notes what is missing or wrong; a wrong size reads as 1, and is among `wrong`."""
+    """Reads sizes of one config and notes what is missing or wrong; a wrong size reads as 1."""
 
     def __init__(self, config: Mapping[str, object], defaults: Mapping[str, int], problems: Problems) -> None:
         self.config = config
         self.defaults = defaults
         self.problems = problems
-        self.wrong: set[str] = set()
         self.assumed: list[str] = []
 
     def size(self, name: str, default: int | None = None, *, least: int = 1, most: int = LARGEST_SIZE) -> int:
@@ -168,7 +167,6 @@ class _Reader:
             return default
         if type(value) is int and least <= value <= most:
             return value
-        self.wrong.add(name)
         if value is None:
             self.problems.add(f"config.json: {name} is missing", self._hint(name))
         else:
@@ -187,9 +185,9 @@ class _Reader:
             return f"it has {shown(', '.join(near), _SHOWN)}: servers read {name}"
         return "is this the config.json of a language model?"
 
-    def mismatch(self, message: str, *names: str) -> None:
-        """Note that sizes do not fit together, unless one of them is wrong by itself, which was noted already."""
-        if self.wrong.isdisjoint(names):
+    def mismatch(self, message: str) -> None:
+        """Note that sizes do not fit together, unless one is wrong by itself."""
+        if not self.problems.found:
             self.problems.add(f"config.json: {message}")
 
     def layer_numbers(self, name: str) -> frozenset[int]:
@@ -232,9 +230,7 @@ def _moe(kind: str, family: str, read: _Reader, layers: int) -> Moe | None:
         return None
     inner, experts, top_k = read.size(keys.intermediate), read.size(keys.experts), read.size("num_experts_per_tok")
     if top_k > experts:
-        read.mismatch(
-            f"num_experts_per_tok {top_k} is more than {experts} experts", "num_experts_per_tok", keys.experts
-        )
+        read.mismatch(f"num_experts_per_tok {top_k} is more than {experts} experts")
     shared = read.stated(keys.shared) if keys.shared else 0
     oai, grouped = family == "gpt_oss", family in ("deepseek_v3", "kimi_k2")
     groups = {name: read.stated(name) if grouped else read.size(name, 0, least=0) for name in ("n_group", "topk_group")}
@@ -308,8 +304,7 @@ def read_model_config(name: str, config: Mapping[str, object], problems: Problem
     hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
     kv_heads = read.size("num_key_value_heads", default=heads)
     if heads % kv_heads and not (family in MOE and MOE[family].mla):
-        message = f"num_attention_heads ({heads}) must be divisible by num_key_value_heads ({kv_heads})"
-        read.mismatch(message, "num_attention_heads", "num_key_value_heads")
+        read.mismatch(f"num_attention_heads ({heads}) must be divisible by num_key_value_heads ({kv_heads})")
     return ModelConfig(
         name=name,
         family=family,

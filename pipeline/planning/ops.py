@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.contract.plan import OpPlan
 from pipeline.flashinfer.features import BF16_ANY_COUNT, BF16_CUDNN_FOUND
-from pipeline.flashinfer.gpus import BLACKWELL, HOPPER_ON, TRTLLM_GEN, arch_choices, find_arch
+from pipeline.flashinfer.gpus import BLACKWELL, HOPPER_ON, TRTLLM_GEN
 from pipeline.flashinfer.ops import BACKENDS
 
 from .model_config import ModelConfig
@@ -82,14 +82,6 @@ def padded(op: OpPlan, who: str, multiples: Mapping[str, int]) -> OpPlan:
     different = [f"{name} {op.shape[name]} → {size}" for name, size in sizes.items() if size != op.shape[name]]
     notes = (f"padded as {who}: {', '.join(different)}",) if different else ()
     return replace(op, shape={**op.shape, **sizes}, notes=(*op.notes, *notes))
-
-
-def gpu_arch(text: str, problems: Problems) -> str:
-    """FlashInfer's spelling of a GPU architecture or of a GPU: 9.0a, sm_90a, 90 and h200 are all 90a."""
-    found = find_arch(text)
-    if not found:
-        problems.add(f"--arch {text} is no GPU or GPU architecture that can be planned for", arch_choices(text))
-    return found or text
 
 
 def usual_backends(op: str, sm: int) -> tuple[str, ...]:

@@ -12,12 +12,12 @@ from pipeline.flashinfer.features import NEWEST_READ, UPGRADE, is_newer_than_rea
 from pipeline.flashinfer.moe_keys import layers_apart, overwriting
 from pipeline.flashinfer.ops import TUNED_AS, is_skipped
 
-from .buckets import custom_buckets, default_buckets
+from .buckets import default_buckets
 from .consumers import found_by_none, who_loads, with_consumers
 from .model_config import ModelConfig, read_model_config
 from .model_source import UNSEEN, find_model
 from .moe import moe_op
-from .ops import Context, NotTuned, Target, check_backends, cpu_ops, gemm_op, gpu_arch
+from .ops import Context, NotTuned, Target, check_backends, cpu_ops, gemm_op
 from .problems import PlanRefused, Problems
 from .quantization import Quantization, read_quantization
 from .sharding import Part, model_parts, quantizable_modules
@@ -31,8 +31,7 @@ def make_plan(
     model: str,
     *,
     layout: Layout,
-    device: str,
-    arch: str,
+    target: Target,
     flashinfer_version: str,
     max_tokens: int | None = None,
     buckets: Sequence[int] | None = None,
@@ -49,20 +48,21 @@ def make_plan(
     product. `backends` maps ops to the backends that compete there. `problems` are those that the caller has found
     already, to be shown together.
     """
-    problems, fatal = problems or Problems(), Problems()
-    _check_layout(layout, fatal)
-    target = _target(device, arch, fatal)
+    problems = problems or Problems()
     _check_version(flashinfer_version, problems)
-    check_backends(backends or {}, target, flashinfer_version, problems)
-    counts = _buckets(device, buckets, max_tokens, problems)
-    problems.found += fatal.found
+    counts = default_buckets(target.device, max_tokens) if not buckets else tuple(sorted(set(buckets)))
+    if buckets and max_tokens is not None and counts[-1] > max_tokens:
+        problems.add(f"bucket {counts[-1]} is above --max-tokens={max_tokens}", "leave one of the two out")
+    if too_many := layout.world > MOST_RANKS:
+        problems.add(f"TP, PP and DP make {layout.world} ranks", f"{MOST_RANKS} are the most")
     found = find_model(model)
     broken = Problems()
     config = read_model_config(found.name, found.config, broken)
     quantization = read_quantization(found.config, broken)
     problems.found += broken.found
-    if fatal.found or broken.found:
+    if too_many or broken.found or (target.device == "cuda" and not target.sm):
         problems.check()
+    check_backends(backends or {}, target, flashinfer_version, problems)
     context = Context(config, target, flashinfer_version, counts, backends or {}, ops or ())
     parts = model_parts(config, layout, quantization, problems)
     planned: list[OpPlan] = []
@@ -105,40 +105,12 @@ def server_command(model: str) -> str:
     return f"`pipeline build {model} --server vllm` (make image MODEL={model} SERVER=vllm)"
 
 
-def _target(device: str, arch: str, problems: Problems) -> Target:
-    if device == "cuda" and arch:
-        return Target(device, gpu_arch(arch, problems))
-    if device != "cpu" or not arch:
-        problems.add(f"device {device!r} with architecture {arch!r} cannot be planned for", "say cpu, or cuda and 90a")
-    return Target(device, arch)
-
-
 def _check_version(version: str, problems: Problems) -> None:
     """Note a version that is none, or that the ranks would refuse after all has been built."""
     if not is_version(version):
         problems.add(f"FlashInfer version {version!r} is not a version", "write it as in 0.6.16.post3")
     elif refusal := too_old(version):
         problems.add(refusal, UPGRADE)
-
-
-def _check_layout(layout: Layout, problems: Problems) -> None:
-    for name in ("tp", "ep", "pp", "dp"):
-        size = getattr(layout, name)
-        if type(size) is not int or not 1 <= size <= MOST_RANKS:
-            problems.add(f"{name.upper()}={size} is not a number of ranks", f"{name.upper()} takes 1 to {MOST_RANKS}")
-    if not problems.found and layout.world > MOST_RANKS:
-        problems.add(f"TP, PP and DP make {layout.world} ranks", f"{MOST_RANKS} are the most")
-
-
-def _buckets(device: str, buckets: Sequence[int] | None, max_tokens: int | None, problems: Problems) -> tuple[int, ...]:
-    if not buckets:
-        return default_buckets(device, max_tokens)
-    counts = custom_buckets(buckets)
-    if counts[0] < 1:
-        problems.add(f"bucket {counts[0]} is not a number of tokens", "buckets count tokens, from 1 on")
-    if max_tokens is not None and counts[-1] > max_tokens:
-        problems.add(f"bucket {counts[-1]} is above --max-tokens={max_tokens}", "leave one of the two out")
-    return counts
 
 
 def _choose(part: Part, context: Context) -> tuple[list[OpPlan], list[Untuned]]:

