@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from pipeline.contract.errors import DriftError, UsageError
 from pipeline.run import ProcessFailed, run
@@ -32,7 +32,6 @@ class BumpRequest:
     refresh: bool = False
     upgrade: tuple[str, ...] = ()
     offline: bool = False
-    allow_downgrade: bool = False
 
 
 @dataclass
@@ -59,11 +58,9 @@ def bump(root: Path, request: BumpRequest, note: Callable[[str], None]) -> Outco
     values = {**request.values, **{name: _newest(versions, name) for name in request.latest}}
     values = _tied(versions, values)
     outcome = Outcome()
-    for name, value in values.items():
-        if value != versions.raw[name]:
-            _refuse_downgrade(versions, name, value, request)
-            outcome.moves.append(f"{name} {versions.raw[name]} -> {value}")
-    text = edited(versions.text, {name: value for name, value in values.items() if value != versions.raw[name]})
+    values = {name: value for name, value in values.items() if value != versions.raw[name]}
+    outcome.moves += [f"{name} {versions.raw[name]} -> {value}" for name, value in values.items()]
+    text = edited(versions.text, values)
     new = source.read(text.encode())
     files = render(root, new) if has_templates(root) else {}
     before = check.committed(root, new, {})
@@ -127,18 +124,6 @@ def _tied(versions: Versions, values: Mapping[str, str]) -> dict[str, str]:
         elif other in values and name not in values and not source.begins(versions[name], values[other]):
             tied[name] = values[other]
     return tied
-
-
-def _refuse_downgrade(versions: Versions, name: str, value: str, request: BumpRequest) -> None:
-    governs = versions.governs.get(name)
-    if governs is not None and governs.packages and not source.is_version(value):
-        raise UsageError(f"{name}={value}: no version of a package", hint=f"e.g. {value.lstrip('v')}")
-    try:
-        down = Version(value) < Version(versions[name])
-    except InvalidVersion:
-        return
-    if down and not request.allow_downgrade:
-        raise UsageError(f"{name} would go down from {versions[name]} to {value}", hint="--allow-downgrade lets it")
 
 
 def edited(text: str, values: Mapping[str, str]) -> str:

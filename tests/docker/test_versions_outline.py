@@ -14,11 +14,8 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, settings
-from hypothesis import strategies as st
 
 from pipeline.daemon import Engine
 from pipeline.daemon.buildx import CALL, environment, parse_version
@@ -163,80 +160,3 @@ def test_versions_json_is_a_bake_variable_file(outline: Outline, tmp_path: Path)
     words = ["docker", "buildx", "bake", "--print", "-f", str(tmp_path / "x.hcl"), "-f", str(ROOT / "versions.json")]
     done = subprocess.run(words, env=outline.env, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
     assert json.loads(done.stdout)["target"]["default"]["args"] == dict(versions)
-
-
-NAMES = st.sampled_from(["A", "B", "C", "D", "LONG_NAME_1"])
-# `${X%}` with nothing behind it ends the process of older frontends, and so the engine: never asked.
-VALUES = st.one_of(
-    st.sampled_from(["1", "1.2.3", '"2"', "'x y'", "''", '""', "a\"b\"'c'", "\\$A", "a\\ b", "x=y", "é", "'$A'"]),
-    st.just('1"."2'),
-    st.builds("{}${{{}{}}}".format, st.sampled_from(["", "v", '"'[:0]]), NAMES, st.sampled_from(
-        ["", ":-d", ":+p", "-d", "+p", "%.*", "%%.*", "#*.", "##*.", "#1", "/1/2", "//./-", ":-$B", ":-${C}.1", ":-'q'"]
-    )),
-    st.builds("${}.{}".format, NAMES, st.sampled_from(["1", "x"])),
-    st.builds('"{}-${}"'.format, st.sampled_from(["a", "b c"]), NAMES),
-)  # fmt: skip
-GAPS = st.sampled_from([" ", "  ", "\t", " \\\n", " \\\n# note\n  ", " \\\n\n ", " \\  \n   # x \\\n \t"])
-HEREDOCS = st.sampled_from(
-    [
-        "RUN <<EOF\nARG A=9\nEOF",
-        "RUN <<-EOT cat\n\tFROM x\n\tEOT",
-        "COPY <<A <<B /x/\nARG B=8\nA\nB",
-        'RUN cat 3<<"E F" y\nARG C=7\nE F',
-        'RUN echo "<<EOF"',
-        'RUN ["a", "<<EOF"]',
-        "RUN cat <<<EOF",
-        "RUN a\\\n# c <<NO\n b <<EOF\nARG A=9\nEOF",
-    ]
-)
-
-
-@st.composite
-def arg_lines(draw: Any, free: list[str] | None = None) -> str:
-    """An ARG instruction that older engines read as the newest does: names that see each other stand in different ones,
-    and a global ARG has a default. `free` names are used once each: older engines end themselves on a circle.
-    """
-    text = draw(st.sampled_from(["ARG", "arg", "Arg"])) + draw(st.sampled_from([" ", "\t", " \\\n", "\\\n "]))
-    pieces = []
-    for _ in range(1 if free is None else min(len(free), 2)):
-        name = free.pop() if free is not None else draw(NAMES)
-        bare = free is None and draw(st.integers(0, 4)) == 0
-        pieces.append(name if bare else f"{name}={draw(VALUES)}")
-    assume(pieces)
-    for number, piece in enumerate(pieces):
-        text += (draw(GAPS) if number else "") + piece
-    return text + draw(st.sampled_from(["", "", " ", "\t"]))
-
-
-@st.composite
-def dockerfiles(draw: Any) -> str:
-    lines = draw(st.lists(st.sampled_from(["# escape=\\", "# note", "#escape = \\"]), max_size=1))
-    free = draw(st.permutations(["A", "B", "C", "D", "LONG_NAME_1"]))
-    for _ in range(draw(st.integers(0, 3))):
-        if free:
-            lines.append(draw(arg_lines(free)))
-    stages = ["scratch"]
-    for number in range(draw(st.integers(1, 3))):
-        base = draw(st.sampled_from(stages))
-        lines.append(
-            f"{draw(st.sampled_from(['FROM', 'from']))} {base} {draw(st.sampled_from(['AS', 'as']))} s{number}"
-        )
-        stages.append(f"s{number}")
-        for _ in range(draw(st.integers(0, 4))):
-            env = st.builds("ENV {}={}".format, NAMES, VALUES)
-            others = st.sampled_from(["", "# note", "ENV A b  c", "WORKDIR /x", "LABEL a=b"])
-            lines.append(draw(st.one_of(arg_lines(), arg_lines(), env, HEREDOCS, others)))
-    text = "\n".join(lines) + draw(st.sampled_from(["", "\n"]))
-    text = text.replace("\n", "\r\n") if draw(st.integers(0, 6)) == 0 else text
-    return "\ufeff" + text if draw(st.integers(0, 8)) == 0 else text
-
-
-@settings(
-    max_examples=8,  # each asks the engine several times
-    deadline=None,
-    phases=(Phase.generate, Phase.shrink),
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-@given(text=dockerfiles())
-def test_dockerfiles_that_nobody_wrote(outline: Outline, text: str) -> None:
-    assert disagreements(outline, text) == []

@@ -9,7 +9,6 @@ from pipeline.planning.buckets import (
     MOST,
     default_buckets,
     flashinfer_buckets,
-    powers_of_two,
     read_buckets,
     spell_buckets,
 )  # fmt: skip
@@ -79,10 +78,3 @@ def test_flashinfers_buckets():
     )  # fmt: skip
     assert default_buckets("cpu", None) == default_buckets("cuda", 100) == (1, 2, 4, 8, 16, 32, 64, 128)
     assert default_buckets("cuda", None)[-1] == 8192
-
-
-@given(st.integers(1, 1 << 20))
-def test_buckets_end_with_the_first_that_holds_the_largest_batch(largest):
-    for found in (powers_of_two(largest), flashinfer_buckets(largest)):
-        assert found[0] == 1 and list(found) == sorted(set(found))
-        assert found[-1] >= largest and all(bucket < largest for bucket in found[:-1])

@@ -64,41 +64,12 @@ def test_experts_of_other_formats_are_padded(tmp_path, algorithm, arch, base, in
     assert (op.shape["hidden"], op.shape["intermediate"]) == (2048, inner)
 
 
-def test_nvfp4_products_are_padded_to_thirty_two(tmp_path):
-    # vllm, layers/quantization/utils/nvfp4_utils.py, pad_nvfp4_weight_for_cutlass; sglang, modelopt_quant.py
-    planned = ops(plan_of(quantized(tmp_path, "Llama-3.1-8B", "NVFP4", intermediate_size=10880), arch="100a", tp=8))
-    assert planned["down"].shape == {"n": 4096, "k": 1376}
-    assert planned["gate_up"].shape == {"n": 2720, "k": 4096}
-    assert "padded as vLLM and SGLang do: k 1360 → 1376" in planned["down"].notes
-
-
-# --- experts without block scales on 10.0 and 10.3: vllm/model_executor/layers/fused_moe/oracle/unquantized.py, fp8.py
-
-
-@pytest.mark.parametrize("arch", ["100a", "103a"])
-def test_bf16_experts_go_through_trtllm(arch):
-    mixtral, qwen = (ops(plan_of(model, arch=arch))["experts"] for model in ("Mixtral-8x7B", "Qwen3-30B-A3B"))
-    assert (mixtral.op, mixtral.options["routing_method"]) == ("trtllm_bf16_moe", "renormalize")
-    assert (qwen.op, qwen.options["routing_method"]) == ("trtllm_bf16_moe", "renormalize_naive")
-    assert any("--ops cutlass_fused_moe plans instead" in note for note in qwen.notes)
-    padded = ops(plan_of("Qwen3-30B-A3B", arch=arch, tp=4))["experts"]
-    assert padded.shape["intermediate"] == 256
-    assert any("vLLM 0.28 does not, and cannot run it): intermediate 192 → 256" in note for note in padded.notes)
-
-
 @pytest.mark.parametrize(("arch", "op"), [("100a", "trtllm_fp8_per_tensor_scale_moe"), ("120f", "cutlass_fused_moe")])
 def test_fp8_experts_go_through_trtllm_where_there_is_one(tmp_path, arch, op):
     found = ops(plan_of(quantized(tmp_path, "Qwen3-30B-A3B", "FP8"), arch=arch, tp=8))["experts"]
     assert (found.op, found.dtypes["a"], found.shape["intermediate"]) == (op, "float8_e4m3fn", 96)
     half = ops(plan_of(quantized(tmp_path, "Qwen3-30B-A3B", "FP8", torch_dtype="float16"), arch="100a"))["experts"]
     assert half.op == "cutlass_fused_moe"
-
-
-def test_cutlass_is_planned_where_it_is_asked_for():
-    plan = plan_of("Mixtral-8x7B", arch="100a", ops=["qkv", "cutlass_fused_moe"])
-    assert {name: op.op for name, op in ops(plan).items()} == {"qkv": "mm_bf16", "experts": "cutlass_fused_moe"}
-    both = plan_of("Mixtral-8x7B", arch="100a", ops=["trtllm_bf16_moe", "cutlass_fused_moe"])
-    assert ops(both)["experts"].op == "trtllm_bf16_moe"
 
 
 @pytest.mark.parametrize(

@@ -51,26 +51,6 @@ def test_fp8_per_tensor_is_bmm_fp8_and_the_head_stays_bf16():
     assert planned["qkv"].backends == ("cublas",)
 
 
-def test_names_are_unique_where_some_layers_are_quantized(tmp_path):
-    path = config_of(tmp_path, "Llama-3.1-8B", **fp8(ignore=["lm_head", "model.layers.0.mlp"]))
-    names = [op.name for op in plan_of(path).ops]
-    assert len(names) == len(set(names)) and {"down.unquantized", "down.fp8_per_tensor"} <= set(names)
-    assert ops(plan_of(path))["down.unquantized"].layers == 1
-
-
-@pytest.mark.parametrize("arch", ["100a", "103a", "120f", "90a"])
-def test_block_scaled_experts(arch):
-    plan = plan_of("DeepSeek-V3", arch=arch, tp=8, ep=8)
-    if arch in ("120f", "90a"):
-        assert "experts" in reasons(plan)
-        return
-    op = ops(plan)["experts"]
-    assert op.op == "trtllm_fp8_block_scale_moe"
-    assert [op.options[n] for n in ("routing_method", "n_group", "topk_group")] == ["deepseek_v3", "8", "4"]
-    assert (op.shape["local_experts"], op.shape["intermediate"]) == (32, 2048)
-    assert any("unverified" in note for note in op.notes)
-
-
 def test_every_part_is_either_planned_or_has_a_reason():
     for model in bundled_names():
         everything = {n.partition("_")[0] if "experts_" in n else n for n in ops(plan_of(model, arch="cpu-x86_64"))}
@@ -183,17 +163,6 @@ def test_ops_and_skip_ops_leave_reasons():
     one_of_two = plan_of("Mixtral-8x7B", tp=2, skip_ops=["trtllm::fused_moe::gemm1"])
     assert "experts" in ops(one_of_two)
     assert "experts" not in ops(plan_of("Mixtral-8x7B", tp=2, skip_ops=list(TUNED_AS["cutlass_fused_moe"])))
-
-
-def test_custom_buckets_are_sorted_and_noted_and_only_flashinfers_own_round_up_by_themselves():
-    plan = plan_of("tiny", buckets=[64, 1, 64, 8], round_up=True)
-    assert {op.buckets for op in plan.ops} == {(1, 8, 64)}
-    assert any("tuning_buckets" in note and "round_up=True" in note for note in plan.notes)
-    assert plan_of("tiny").round_up
-    assert not plan_of("tiny", buckets=[1, 8]).round_up and not plan_of("tiny", arch="cpu-x86_64").round_up
-
-
-# --- plan.json and the digest
 
 
 @pytest.mark.parametrize("model", bundled_names())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.contract.plan import Layout
-from pipeline.planning.model_config import MOE, Mla, ModelConfig, Moe
+from pipeline.planning.model_config import MOE, ModelConfig, Moe
 from pipeline.planning.problems import PlanRefused, Problems
 from pipeline.planning.quantization import Quantization
 from pipeline.planning.sharding import VOCAB_PADDING, Shards, model_parts, pad
@@ -51,46 +51,6 @@ def test_dense_shares_add_up(drawn):
     assert parts["gate_up"].n * tp == 2 * parts["down"].k * tp == 2 * model.intermediate
     assert parts["lm_head"].n * tp == pad(model.vocab, VOCAB_PADDING) >= model.vocab
     assert all(len(part.layers) == model.layers for name, part in parts.items() if name != "lm_head")
-
-
-@st.composite
-def sparse_models(draw):
-    """A model with latent attention and experts, and a layout that fits it."""
-    tp, dp, ep = draw(powers), draw(powers), draw(powers)
-    ep = ep if (tp * dp) % ep == 0 else 1
-    layers = draw(st.integers(2, 12))
-    inner = tp * dp // ep * tp * draw(sizes)
-    moe = Moe(
-        layers=tuple(range(draw(st.integers(0, layers - 1)), layers)), experts=ep * draw(sizes), top_k=1,
-        intermediate=inner, shared=inner * draw(st.integers(0, 2)), keys=MOE["deepseek_v3"],
-    )  # fmt: skip
-    mla = Mla(q_rank=draw(st.sampled_from([0, 24])), kv_rank=16, nope=8, rope=4, value=8)
-    model = dense(
-        layers, 16 * draw(sizes), tp * draw(sizes), tp * draw(sizes), 1, 8, 64 * draw(sizes),
-        family="deepseek_v3", moe=moe, mla=mla,
-    )  # fmt: skip
-    return model, Layout(tp=tp, dp=dp, ep=ep)
-
-
-@given(sparse_models())
-def test_sparse_shares_add_up(drawn):
-    model, layout = drawn
-    parts, moe, mla = by_name(model, layout), model.moe, model.mla
-    shape = parts["experts"].moe
-    assert shape.local_experts * layout.ep == shape.experts == moe.experts == parts["router"].n
-    assert shape.intermediate * shape.tp == moe.intermediate
-    assert shape.tp * shape.ep == layout.tp * layout.dp
-    assert len(parts["experts"].layers) + len(parts["gate_up"].layers if "gate_up" in parts else ()) == model.layers
-    if mla.q_rank:
-        assert parts["fused_qkv_a"].n == mla.q_rank + mla.kv_rank + mla.rope
-    else:
-        assert parts["kv_a"].n == mla.kv_rank + mla.rope
-    assert parts["q_b" if mla.q_rank else "q"].n * layout.tp == model.heads * (mla.nope + mla.rope)
-    assert parts["kv_b"].n * layout.tp == model.heads * (mla.nope + mla.value)
-    assert parts["o"].k * layout.tp == model.heads * mla.value
-    if moe.shared:
-        whole = min(layout.tp, layout.dp, layout.ep) > 1
-        assert parts["shared_down"].k * (1 if whole else layout.tp) == moe.shared
 
 
 @given(dense_models(), st.integers(1, 6), powers)

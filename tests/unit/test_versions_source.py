@@ -11,7 +11,7 @@ from versions_trees import plant, source, texts
 
 from pipeline.__main__ import main
 from pipeline.versions import SourceInvalid, load
-from pipeline.versions.render import render, sync
+from pipeline.versions.render import sync
 from pipeline.versions.source import read
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -182,14 +182,3 @@ def test_a_bad_template_has_its_place(
     assert any(line.startswith(expected) for line in capsys.readouterr().out.splitlines())
     assert main(["versions", "sync", "--root", str(root)]) == 2
     assert not (root / "docker").exists()
-
-
-def test_macros_and_what_jinja_defines_are_no_versions(tmp_path: Path) -> None:
-    files = {
-        "versions.json": source({"A_VERSION": "1"}, {}),
-        "templates/_part.j2": "{% macro arg(name, value) %}ARG {{ name }}={{ value }}{% endmacro %}",
-        "templates/Dockerfile.j2": '{% from "_part.j2" import arg %}{{ arg("A_VERSION", A_VERSION) }}\nFROM scratch\n'
-        "{% for one in [1, 2] %}# {{ loop.index }}\n{% endfor %}",
-    }
-    root = plant(tmp_path, files)
-    assert render(root, load(root)) == {"docker/Dockerfile": b"ARG A_VERSION=1\nFROM scratch\n# 1\n# 2\n"}

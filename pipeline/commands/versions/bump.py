@@ -21,7 +21,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="print the diff, write nothing")
     parser.add_argument("--offline", action="store_true", help="ask no index; refused where a lock must be compiled")
-    parser.add_argument("--allow-downgrade", action="store_true", help="let a version go down")
     parser.add_argument("--root", type=path, default=Path(), metavar="DIR", help="the tree (default: here)")
 
 
@@ -50,14 +49,11 @@ def execute(arguments: argparse.Namespace) -> int:
         refresh=arguments.refresh,
         upgrade=tuple(arguments.upgrade),
         offline=arguments.offline,
-        allow_downgrade=arguments.allow_downgrade,
     )
     with alone(arguments.root, lambda: log.note("waiting for another command that changes this tree")):
         outcome = bump(arguments.root, request, log.note)
         if not arguments.dry_run:
-            write_all(
-                arguments.root, outcome
-            )  # before anything is said: a reader that goes away ends nothing half done
+            write_all(arguments.root, outcome)  # first: a reader that goes away ends nothing half done
     for move in outcome.moves:
         log.note(printable(move))
     changes = counted(len(outcome.files), "file")
