@@ -59,7 +59,7 @@ def digest(base: str, plan: Plan) -> str:
     """What the modules depend on: the base, the architecture, the ops and dtypes of the plan, and how we name them."""
     ops = sorted({(op.op, *op.backends, *sorted(op.dtypes.items())) for op in plan.ops}, key=repr)
     code = package_content(("tune",))
-    naming = {name: sha for name, sha in code.items() if name.startswith(("tune/ops/", "tune/modules", "tune/jit"))}
+    naming = {name: sha for name, sha in code.items() if name.startswith(("tune/ops/", "tune/jit"))}
     return sha256_json([base, plan.arch, [list(map(str, op)) for op in ops], naming])
 
 
@@ -83,7 +83,7 @@ def compile_modules(
     if known is not None:
         return known
     environment = {ENV_WORKSPACE: WORKSPACE, "FLASHINFER_CUDA_ARCH_LIST": arch_list(plan.arch)}
-    words = ["python3", f"{TUNER_ROOT}/run.py", "pipeline.tune.modules", f"{TUNER_ROOT}/{PLAN_FILE}", _OUT]
+    words = ["python3", f"{TUNER_ROOT}/run.py", "pipeline.tune.jit", f"{TUNER_ROOT}/{PLAN_FILE}", _OUT]
     spec = ContainerSpec(user="0:0", environment=environment, gpus=gpus)
     place = session.home / "modules" / name
     place.parent.mkdir(parents=True, exist_ok=True)

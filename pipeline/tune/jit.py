@@ -1,7 +1,14 @@
-"""The compiled modules that a plan loads, built once per node before anything is timed.
+"""The compiled modules that a plan loads, built once per node before anything is timed; or alone, for an image.
 
 The first rank of each node builds all of them at once, and says how far it is; the others wait. Then every rank loads
 them. Building takes minutes and must not fall into a measurement, nor into a group's timeout.
+
+`python -m pipeline.tune.jit PLAN OUT` compiles what a plan loads, as prebuilt modules in FlashInfer's own place:
+
+    OUT/<absolute path of FlashInfer's AOT directory>/<name>/<name>.so
+
+so that OUT, laid over `/`, makes them load with no compiler and with `FLASHINFER_DISABLE_JIT=1`, from any workspace.
+It needs nvcc, no GPU where `FLASHINFER_CUDA_ARCH_LIST` names the architecture, and prints one JSON object.
 
 Each module is built as FlashInfer builds it on loading, in its own folder: ninja keeps its log where it runs, and what
 was built by one run for all (`build_jit_specs`) is unknown to the run that loads it, which compiles it once more.
@@ -9,16 +16,24 @@ was built by one run for all (`build_jit_specs`) is unknown to the run that load
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
 import os
+import shutil
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline import log
+from pipeline.contract.commandline import path
 from pipeline.contract.digest import sha256_file
-from pipeline.contract.errors import WarmUpError
+from pipeline.contract.errors import PipelineError, UsageError, WarmUpError
 from pipeline.contract.manifest import Module
 from pipeline.contract.plan import Plan
 from pipeline.flashinfer.ops import is_skipped
@@ -109,12 +124,12 @@ def _progress(specs: Sequence[Any], steps: Steps) -> Iterator[None]:
     """Say how many objects are compiled, from a thread: the build itself only blocks. Falls silent after _PATIENCE,
     so that the watchdog ends a build that hangs.
     """
-    objects = {str(path): path for one in specs for path in one.get_object_paths()}
+    objects = [place for one in specs for place in one.get_object_paths()]
     done, end, began = threading.Event(), time.monotonic() + _PATIENCE, time.time()
 
     def tell() -> None:
         while not done.wait(_TICK) and time.monotonic() < end:
-            made = _made(objects, began)
+            made = sum(_written_since(place, began) for place in objects)
             steps.say(f"building {len(specs)} JIT modules, {made} of {len(objects)} objects compiled",
                       f"{time.time() - began:.0f} s")  # fmt: skip
 
@@ -128,12 +143,11 @@ def _progress(specs: Sequence[Any], steps: Steps) -> Iterator[None]:
         thread.join()
 
 
-def _made(objects: Mapping[str, Any], began: float) -> int:
-    made = 0
-    for path in objects.values():
-        with contextlib.suppress(OSError):
-            made += path.stat().st_mtime >= began
-    return made
+def _written_since(place: Path, when: float) -> bool:
+    try:
+        return place.stat().st_mtime >= when
+    except OSError:
+        return False
 
 
 def _words(failure: BaseException) -> str:
@@ -142,12 +156,54 @@ def _words(failure: BaseException) -> str:
 
 def _all_well(said: Sequence[str]) -> None:
     """Raise on every rank where one of them failed."""
-    wrong = [(rank, one) for rank, one in enumerate(said) if one]
-    if wrong:
-        rank, text = wrong[0]
-        lines = text.strip().splitlines()
-        raise JitFailed(
-            f"rank {rank} could not compile FlashInfer's modules: {lines[0]}",
-            details=lines[-20:],
-            hint="the image needs nvcc, ninja and the CUDA headers, or FlashInfer's compiled modules",
-        )
+    for rank, text in enumerate(said):
+        if text:
+            raise _failed(f"rank {rank} could not compile FlashInfer's modules", text)
+
+
+def _failed(what: str, text: str) -> JitFailed:
+    lines = text.strip().splitlines()
+    hint = "the image needs nvcc, ninja and the CUDA headers, or FlashInfer's compiled modules (BAKE_JIT=0)"
+    return JitFailed(f"{what}: {lines[0]}", details=lines[-20:], hint=hint)
+
+
+def compile_into(plan: Plan, out: Path) -> list[dict[str, object]]:
+    """Compile the plan's modules that FlashInfer does not bring, and copy them to their place below `out`.
+
+    Returns name, size in bytes and sha256 of each copied module. Raises `JitFailed`.
+    """
+    missing = [one for _, one in sorted(specs_of(plan).items()) if not one.is_aot]
+    with log.step(f"compile {len(missing)} modules"):
+        try:
+            build_all(missing)
+        except Exception as error:  # compilers' drivers raise anything
+            raise _failed("FlashInfer's modules do not compile", _words(error)) from error
+    for one in missing:
+        place = out / str(one.aot_path).lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(one.get_library_path(), place)
+    return [asdict(describe(one)) for one in missing]
+
+
+def main() -> int:
+    """Arguments and exit codes, nothing else."""
+    parser = argparse.ArgumentParser(prog="python -m pipeline.tune.jit", description="Compile what a plan loads.")
+    parser.add_argument("plan", type=path)
+    parser.add_argument("out", type=path, metavar="OUT")
+    options = parser.parse_args()
+    try:
+        try:
+            plan = Plan.from_json(json.loads(options.plan.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{options.plan}: {error}", hint="make it with `pipeline plan`") from error
+        options.out.mkdir(parents=True, exist_ok=True)
+        told = compile_into(plan, options.out)
+    except PipelineError as error:
+        log.fail(error)
+        return int(error.exit_code)
+    sys.stdout.write(json.dumps({"modules": told}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tune_harness import Tuner
+from tune_harness import Tuner, write_plan
+
+from pipeline.contract.plan import Plan
 
 pytestmark = pytest.mark.flashinfer
 
@@ -72,3 +75,13 @@ def test_a_module_is_compiled_once(tuner: Tuner, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [4, 0, 0, 0]  # two objects and two libraries, and nothing ever after
+
+
+@pytest.mark.once
+def test_modules_are_compiled_alone_for_an_image(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+    """A plan for a CPU loads none; one with a GPU's modules is compiled in tests/docker."""
+    done = tuner.run("pipeline.tune.jit", write_plan(make_plan(), tmp_path / "plan.json"), tmp_path / "out")
+    assert (done.status, done.told) == (0, {"modules": []})
+    done = tuner.run("pipeline.tune.jit", tmp_path / "none.json", tmp_path / "out")
+    assert done.status == 2
+    assert "none.json" in done.stderr
