@@ -83,10 +83,12 @@ def tuned(root: Path | str | None = None, *, key: str = "", require: bool | None
 
 
 def _loaded(at: Any, place: str, wanted: str) -> Loaded:  # noqa: ANN401 - FlashInfer's module
+    from . import flashinfer_api
+
     with _lock:
         known = _known.get((place, wanted))
         tuner = at.AutoTuner.get()
-        if known is not None and known.sample in tuner._file_configs:
+        if known is not None and flashinfer_api.loaded(tuner, known.sample):
             return known
         found = _known[place, wanted] = _load(tuner, place, wanted)
         return found

@@ -14,14 +14,6 @@ class Hung(BaseException):
     """Where the process would stand for ever."""
 
 
-class Graph:
-    def __init__(self, told):
-        self.told = told
-
-    def replay(self):
-        self.told.append("launched")
-
-
 def case(hangs, ended):
     told, made = [], []
     timing.evict = lambda _: told.append("emptied")
@@ -51,7 +43,7 @@ def case(hangs, ended):
         told.append,
     )
     bench.ms, bench._calls, bench._sets, bench._device = [0.5], [4], [None], None
-    bench._graphs = {number: [[Graph(told)]] for number in range(2)}
+    bench._samples = {number: [[lambda: told.append("launched")]] for number in range(2)}
     try:
         clock.time_rounds([bench], [[0, 1]], 2, both=False)
     except Hung:

@@ -82,13 +82,13 @@ class Bench(clock.Stage):
             for point in points:
                 flashinfer_api.prepare(point, place)
 
-    def try_to(self, number: int, what: Callable[[], None], said: str = "") -> bool:
+    def try_to(self, number: int, what: Callable[[int], None]) -> bool:
         """Do something with a candidate; note where it fails. Raises `DeviceLost`."""
         self.tell(number)
         try:
-            what()
+            what(number)
         except Exception as error:  # noqa: BLE001 - a tactic may fail in any way
-            self.failed[number] = said + words(error)
+            self.failed[number] = words(error)
             survive(error)
             return False
         return True
@@ -100,7 +100,7 @@ class CpuBench(Bench):
     def __init__(self, points: Sequence[Question], candidates: Sequence[Candidate], tell: Tell) -> None:
         super().__init__(points, candidates, tell)
         for number in range(len(candidates)):
-            self.try_to(number, lambda number=number: self._run_all(number))  # type: ignore[misc]
+            self.try_to(number, self._run_all)
         self.ms = [_CPU_MS] * len(points)
         self._calls = [1] * len(points)
         if 0 not in self.failed:
@@ -156,83 +156,76 @@ class GpuBench(Bench):
         self._device, self.both = buffers.device, bucket >= clock.BOTH_FROM
         self._sets = buffers.sets(points)
         self._pool = cuda.graph_pool_handle()
-        self.ms = [SAMPLE_MS] * len(points)
-        self._calls = [1] * len(points)
-        self._graphs: dict[int, list[list[Any]]] = {}
         self._plain = False
-        if self.try_to(0, self._measure_default):
+        self._samples: dict[int, list[list[Callable[[], None]]]] = {}  # by candidate, set of copies and point
+        if self.try_to(0, self._measure):
             for number in range(len(candidates)):
-                if self.try_to(number, lambda number=number: self._warm(number)) and not self._plain:  # type: ignore[misc]
-                    self._capture(number)
+                self.try_to(number, self._prepare)
         tell(None)
 
-    def _measure_default(self) -> None:
+    def _measure(self, default: int) -> None:
         """How long one call of the default takes at each point, and so how many calls a sample has."""
-        for place, (point, inputs) in enumerate(zip(self.points, self._sets[0], strict=True)):
-            run(point, inputs[0], self.candidates[0])
-            begin, end = self._event(), self._event()
+        took: list[float] = []
+        for point, inputs in zip(self.points, self._sets[0], strict=True):
+            run(point, inputs[0], self.candidates[default])
             try:
-                graph = self._graph(point, inputs, self.candidates[0], len(inputs))
-                graph.replay()
+                sample = self._sample(point, inputs, default, len(inputs))
             except Exception as error:  # noqa: BLE001 - some kernels cannot be captured
                 survive(error)
-                graph, self._plain = None, True
+                self._plain = True
+                sample = self._sample(point, inputs, default, len(inputs))
+            begin, end = self._events()
+            sample()
             begin.record()
-            if graph is None:
-                for one in inputs:
-                    run(point, one, self.candidates[0])
-            else:
-                graph.replay()
+            sample()
             end.record()
             end.synchronize()
-            call = max(1e-3, float(begin.elapsed_time(end)) / len(inputs))
-            wanted = 2 ** round(math.log2(max(1.0, SAMPLE_MS / call)))  # alike in all processes
-            self._calls[place] = min(CALLS, wanted)
-            self.ms = [*self.ms[:place], call * self._calls[place], *self.ms[place + 1 :]]
+            took.append(max(1e-3, float(begin.elapsed_time(end)) / len(inputs)))
+        # Powers of two are alike in all processes
+        self._calls = [min(CALLS, 2 ** round(math.log2(max(1.0, SAMPLE_MS / call)))) for call in took]
+        self.ms = [call * calls for call, calls in zip(took, self._calls, strict=True)]
 
-    def _warm(self, number: int) -> None:
+    def _prepare(self, number: int) -> None:
         for point, inputs in zip(self.points, self._sets[0], strict=True):
             for one in inputs[:2]:
                 run(point, one, self.candidates[number])
         cuda.synchronize(self._device)
-
-    def _capture(self, number: int) -> None:
-        def capture() -> None:
-            self._graphs[number] = [
-                [
-                    self._graph(point, inputs, self.candidates[number], calls)
-                    for point, inputs, calls in zip(self.points, one, self._calls, strict=True)
-                ]
-                for one in self._sets
+        self._samples[number] = [
+            [
+                self._sample(point, inputs, number, calls)
+                for point, inputs, calls in zip(self.points, one, self._calls, strict=True)
             ]
+            for one in self._sets
+        ]
 
-        self.try_to(number, capture, "as a CUDA graph: ")
+    def _sample(self, point: Question, inputs: list[list[Any]], number: int, calls: int) -> Callable[[], None]:
+        """What runs so many calls of a candidate: their CUDA graph, or the calls where the default has none."""
 
-    def _graph(self, point: Question, inputs: list[list[Any]], candidate: Candidate, calls: int) -> Any:  # noqa: ANN401
+        def plain() -> None:
+            for call in range(calls):
+                run(point, inputs[call % len(inputs)], self.candidates[number])
+
+        if self._plain:
+            return plain
         graph = cuda.CUDAGraph()
         with cuda.graph(graph, pool=self._pool):
-            for call in range(calls):
-                run(point, inputs[call % len(inputs)], candidate)
+            plain()
         graph.replay()
         cuda.synchronize(self._device)
-        return graph
+        replay: Callable[[], None] = graph.replay
+        return replay
 
-    def _event(self) -> Any:  # noqa: ANN401
-        return cuda.Event(enable_timing=True)
+    def _events(self) -> tuple[Any, Any]:
+        return cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
 
     def launch(self, candidate: int, point: int, turn: int) -> Sample:
-        """Replay a candidate's graph of a point; the sets of copies take turns (`set_of`)."""
-        place, (begin, end) = set_of(turn) % len(self._sets), (self._event(), self._event())
+        """Run a sample of a candidate at a point; the sets of copies take turns (`set_of`)."""
+        begin, end = self._events()
         evict(self._device)
         one = self.candidates[candidate]
         hooks.at("launch", self.points[point].inputs, self.points[point].runners[one.runner], one.tactic)
         begin.record()
-        if candidate in self._graphs:
-            self._graphs[candidate][place][point].replay()
-        else:
-            inputs = self._sets[place][point]
-            for call in range(self._calls[point]):
-                run(self.points[point], inputs[call % len(inputs)], one)
+        self._samples[candidate][set_of(turn) % len(self._sets)][point]()
         end.record()
         return Sample(begin, end, self._calls[point])
 
