@@ -44,9 +44,6 @@ def find_arch(text: str) -> str:
     return next((arch_name(sm) for name, sm in GPUS.items() if _plain(name) == wanted), "")
 
 
-_NO_NAME = re.compile(r"nvidia|geforce|sxm\d?|pcie|nvl\d*|hbm\w*|\d+gb|blackwell|server|workstation|edition")
-
-
 def _plain(name: str) -> str:
     """A GPU's name without vendor, form factor, memory size and marks: `NVIDIA H100 80GB HBM3` is `h100`."""
     name = re.sub(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
+import difflib
+import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# Controls, what reorders or hides the text around it, and halves of surrogate pairs (bytes of a name that are no text).
-_CONTROLS = r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
-FORMATS = ("text", "json", "github")
+from pipeline.contract.text import shown
 
 
 class Finding(NamedTuple):
@@ -45,7 +44,7 @@ class Finding(NamedTuple):
 
 def printable(text: str) -> str:
     """A text on one line, without what a terminal would obey."""
-    return re.sub(_CONTROLS, lambda found: found[0].encode("unicode_escape").decode(), text)
+    return shown(text, len(text))
 
 
 def printable_diff(diff: str) -> str:
@@ -65,11 +64,9 @@ def _escape(text: str, further: str = "") -> str:
 
 
 def render(findings: Iterable[Finding], how: str) -> str:
-    """All findings in one of `FORMATS`; text ends each finding that has a diff with that diff."""
+    """All findings as `text`, `json` or `github`; text ends each finding that has a diff with that diff."""
     rows = list(findings)
     if how == "json":
-        import json
-
         fields = ("path", "line", "column", "rule", "message", "diff")
         return json.dumps([{name: getattr(row, name) for name in fields} for row in rows], indent=2) + "\n"
     if how == "github":
@@ -79,8 +76,6 @@ def render(findings: Iterable[Finding], how: str) -> str:
 
 def near(name: str, known: Iterable[str]) -> str:
     """`; did you mean "…"?` where a known name is close, else nothing."""
-    import difflib
-
     names = {one.lower(): one for one in known}
     close = difflib.get_close_matches(name.lower(), list(names), n=1, cutoff=0.6)
     return f'; did you mean "{names[close[0]]}"?' if close else ""

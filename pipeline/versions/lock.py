@@ -89,6 +89,7 @@ def pip_config() -> PipConfig:
              ("timeout", "UV_HTTP_TIMEOUT"), ("default-timeout", "UV_HTTP_TIMEOUT"),
              ("retries", "UV_HTTP_RETRIES"))  # fmt: skip
     environment = {variable: options[option] for option, variable in names if options.get(option)}
+    environment["UV_PYTHON_DOWNLOADS"] = "never"  # nothing is built, so that the Python of a lock need not be here
     return PipConfig(tuple(words), environment, main)
 
 

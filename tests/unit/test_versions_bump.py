@@ -244,6 +244,7 @@ def test_pip_s_configuration_is_handed_to_uv(tmp_path: Path, monkeypatch: pytest
     assert "--find-links /one --find-links /two" in words and "--allow-insecure-host two.invalid" in words
     assert config.environment["SSL_CERT_FILE"] == "/other.pem"
     assert config.environment["ALL_PROXY"] == "http://proxy.invalid:1"
+    assert config.environment["UV_PYTHON_DOWNLOADS"] == "never"  # uv would ask another host than pip's
 
 
 # ---- an index
