@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from pipeline.contract.digest import sha256_json
@@ -22,7 +21,7 @@ from pipeline.contract.errors import UsageError
 from pipeline.run import ProcessFailed, run
 
 from .findings import Finding
-from .requirements import Pin, Requirements, logical_lines, read_text
+from .requirements import Pin, logical_lines, read_text
 from .source import Lock, Versions, canonical
 
 FOLDER = "requirements"
@@ -212,29 +211,21 @@ def _with_header(text: str, name: str, lock: Lock, files: Mapping[str, bytes], u
 
 
 def _inputs_digest(name: str, lock: Lock, files: Mapping[str, bytes]) -> str:
-    wanted = sorted(f"{p.name}{p.specifier};{p.marker or ''}" for p in wanted_by(name, files).pins)
-    asked = sorted(content for _, content in logical_lines(files[source(name)].decode()))
-    return "sha256:" + sha256_json([wanted, asked, lock.python, lock.system, sorted(lock.without)])
+    """Of what a lock is compiled from: the lines of its .in file and of those that it includes, and its settings."""
+    asked: dict[str, list[str]] = {}
+    todo = [source(name)]
+    while todo:
+        path = todo.pop()
+        if path in files and path not in asked:
+            text = files[path].decode()
+            asked[path] = [content for _, content in logical_lines(text)]
+            todo += [f"{FOLDER}/{one.value}" for one in read_text(text, path).includes if not one.limits]
+    lines = sorted(line for found in asked.values() for line in found)
+    return "sha256:" + sha256_json([lines, lock.model_dump()])
 
 
 def _pins_digest(text: str) -> str:
     return "sha256:" + sha256_json([content for _, content in logical_lines(text)])
-
-
-def wanted_by(name: str, files: Mapping[str, bytes]) -> Requirements:
-    """The requirements of an environment's .in file, and of the .in files that it includes."""
-    result = Requirements()
-    todo, seen = [source(name)], set()
-    while todo:
-        path = todo.pop()
-        if path in seen or path not in files:
-            continue
-        seen.add(path)
-        found = read_text(files[path].decode(), path)
-        result.pins += found.pins
-        result.problems += found.problems
-        todo += [f"{FOLDER}/{one.value}" for one in found.includes if not one.limits]
-    return result
 
 
 def outdated(versions: Versions, files: Mapping[str, bytes], locks: Mapping[str, bytes]) -> list[str]:
@@ -249,92 +240,70 @@ def outdated(versions: Versions, files: Mapping[str, bytes], locks: Mapping[str,
 
 def check_locks(versions: Versions, files: Mapping[str, bytes], locks: Mapping[str, bytes]) -> list[Finding]:
     """Hold every lock against its .in file and versions.json; `files` are the .in files, `locks` those committed."""
-    findings = []
-    read: dict[str, dict[str, list[Pin]]] = {}
+    findings: list[Finding] = []
+    read: dict[str, list[Pin]] = {}
     for name, lock in versions.locks.items():
+        path = target(name)
         if source(name) not in files:
             findings.append(Finding(source(name), 0, 0, f"is missing: {versions.file} has a lock {name}", "lock"))
-            continue
-        if target(name) not in locks:
-            findings.append(
-                Finding(target(name), 0, 0, "is missing; `pipeline versions bump --refresh` compiles it", "lock")
-            )
-            continue
-        try:
-            text = locks[target(name)].decode()
-        except UnicodeDecodeError:
-            findings.append(Finding(target(name), 0, 0, "is not UTF-8", "lock"))
-            continue
-        found, pins = _check_lock(name, lock, files, text)
-        findings += found
-        read[name] = pins
+        elif path not in locks:
+            findings.append(Finding(path, 0, 0, "is missing; `pipeline versions bump --refresh` compiles it", "lock"))
+        else:
+            try:
+                text = locks[path].decode()
+            except UnicodeDecodeError:
+                findings.append(Finding(path, 0, 0, "is not UTF-8", "lock"))
+                continue
+            parsed = read_text(text, path)
+            read[name] = parsed.pins
+            found = parsed.problems + [one for pin in parsed.pins for one in _check_pin(path, lock, pin)]
+            findings += found or _check_digests(name, lock, files, text)
     return [*findings, *_check_constraints(files, read)]
 
 
-def _check_lock(
-    name: str, lock: Lock, files: Mapping[str, bytes], text: str
-) -> tuple[list[Finding], dict[str, list[Pin]]]:
-    path = target(name)
-    parsed = read_text(text, path)
-    pins: dict[str, list[Pin]] = {}
-    findings = list(parsed.problems)
-
-    def wrong(line: int, message: str) -> None:
-        findings.append(Finding(path, line, 0, message, "lock"))
-
-    for pin in parsed.pins:
-        pins.setdefault(pin.name or pin.url, []).append(pin)
-        if pin.version is None:
-            wrong(pin.line, f"{pin.name or pin.url}{pin.specifier} is no pin")
-        if not any(re.fullmatch(r"sha256:[0-9a-f]{64}", found) for found in pin.hashes):
-            wrong(pin.line, f"{pin.name or pin.url} has no sha256 hash")
-        findings += _check_kind(path, lock, pin)
-    wanted = wanted_by(name, files)
-    findings += wanted.problems
-    for requirement in wanted.pins:
-        found = pins.get(requirement.name or requirement.url, [])
-        asked = f"{requirement.path}:{requirement.line} asks for {requirement.name}{requirement.specifier}"
-        if not found:
-            wrong(0, f"has no pin of {requirement.name}; {asked}")
-        for pin in found:
-            allowed = SpecifierSet(requirement.specifier, prereleases=True)
-            if pin.version is not None and Version(pin.version) not in allowed:
-                wrong(pin.line, f"{pin.name}=={pin.version}; {asked}")
-    if not findings:
-        lines = text.splitlines()
-        if f"# requirements {_inputs_digest(name, lock, files)}" not in lines:
-            wrong(1, f"was compiled from other requirements than {source(name)} has now: "
-                     "`pipeline versions bump --refresh`")  # fmt: skip
-        elif f"# pins {_pins_digest(text)}" not in lines:
-            wrong(1, "was edited by hand: its pins are not those that were compiled; "
-                     "`pipeline versions bump --refresh`")  # fmt: skip
-    return findings, pins
+def _check_digests(name: str, lock: Lock, files: Mapping[str, bytes], text: str) -> list[Finding]:
+    lines, cure = text.splitlines(), "`pipeline versions bump --refresh`"
+    if f"# requirements {_inputs_digest(name, lock, files)}" not in lines:
+        message = f"was compiled from other requirements than {source(name)} has now: {cure}"
+    elif f"# pins {_pins_digest(text)}" not in lines:
+        message = f"was edited by hand: its pins are not those that were compiled; {cure}"
+    else:
+        return []
+    return [Finding(target(name), 1, 0, message, "lock")]
 
 
-def _check_kind(path: str, lock: Lock, pin: Pin) -> list[Finding]:
-    """A CPU lock has no CUDA package, and a CPU build of torch; no other lock for images has that build."""
+def _check_pin(path: str, lock: Lock, pin: Pin) -> Iterator[Finding]:
+    """A pin has a version and a hash; a CPU lock no CUDA package, and no torch but a CPU build; other locks no such."""
+
+    def wrong(message: str) -> Finding:
+        return Finding(path, pin.line, 0, message, "lock")
+
     cpu_build = pin.version is not None and Version(pin.version).local == "cpu"
-    message = ""
+    if pin.version is None:
+        yield wrong(f"{pin.name or pin.url}{pin.specifier} is no pin")
+    if not any(re.fullmatch(r"sha256:[0-9a-f]{64}", found) for found in pin.hashes):
+        yield wrong(f"{pin.name or pin.url} has no sha256 hash")
     if lock.cpu and pin.name and _CUDA.fullmatch(pin.name) and pin.name not in _NOT_CUDA:
-        message = f"{pin.name} is for CUDA, and this lock is for CPUs"
+        yield wrong(f"{pin.name} is for CUDA, and this lock is for CPUs")
     elif lock.cpu and pin.name == "torch" and not cpu_build:
-        message = f"torch=={pin.version} is no CPU build (+cpu)"
+        yield wrong(f"torch=={pin.version} is no CPU build (+cpu)")
     elif not lock.cpu and lock.system == "linux" and cpu_build:
-        message = f"{pin.name}=={pin.version} is a CPU build, and this lock is not for CPUs"
-    return [Finding(path, pin.line, 0, message, "lock")] if message else []
+        yield wrong(f"{pin.name}=={pin.version} is a CPU build, and this lock is not for CPUs")
 
 
-def _check_constraints(files: Mapping[str, bytes], read: Mapping[str, Mapping[str, list[Pin]]]) -> Iterator[Finding]:
+def _check_constraints(files: Mapping[str, bytes], read: Mapping[str, list[Pin]]) -> Iterator[Finding]:
     """A lock that another limits (`-c host.txt`) pins what that one pins."""
     for name, pins in read.items():
         for include in read_text(files[source(name)].decode(), source(name)).includes:
-            other = read.get(include.value.removesuffix(".txt"), {}) if include.limits else {}
-            for package in pins.keys() & other.keys():
-                theirs = {pin.version for pin in other[package]}
-                said = f"{FOLDER}/{include.value} pins {', '.join(sorted(map(str, theirs)))}"
-                for pin in pins[package]:
-                    if pin.version not in theirs:
-                        yield Finding(target(name), pin.line, 0, f"{package}=={pin.version}; {said}", "lock")
+            others = read.get(include.value.removesuffix(".txt"), []) if include.limits else []
+            versions: dict[str | None, set[str | None]] = {}
+            for other in others:
+                versions.setdefault(other.name, set()).add(other.version)
+            for pin in pins:
+                theirs = versions.get(pin.name, {pin.version})
+                if pin.version not in theirs:
+                    said = f"{FOLDER}/{include.value} pins {', '.join(sorted(map(str, theirs)))}"
+                    yield Finding(target(name), pin.line, 0, f"{pin.name}=={pin.version}; {said}", "lock")
 
 
 def pinned(data: bytes) -> dict[str, str]:

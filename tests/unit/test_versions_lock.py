@@ -62,7 +62,7 @@ CASES = [
     (
         "image-cpu.txt",
         lambda t: t.replace("torch==2.13.0+cpu", "torch==2.12.0+cpu"),
-        "torch==2.12.0+cpu; requirements/image-cpu.in:6 asks for torch==2.13.0+cpu",
+        "requirements/image-cpu.txt:1: was edited by hand",
     ),
     ("image-cpu.txt", lambda t: t.replace("torch==2.13.0+cpu", "torch==2.13.0"), "torch==2.13.0 is no CPU build (+cpu)"),
     (
@@ -80,7 +80,7 @@ CASES = [
         lambda t: t + "triton==3.7.1\n",
         "triton has no sha256 hash",
     ),
-    ("image-cuda.txt", lambda t: t[: t.index("torch==")], "has no pin of torch; requirements/image-cuda.in:6 asks for"),
+    ("image-cuda.txt", lambda t: t[: t.index("torch==")], "requirements/image-cuda.txt:1: was edited by hand"),
     ("image-cuda.txt", lambda t: t.replace("tqdm==", "tqdm>="), "tqdm>=4.70.1 is no pin"),
     ("dev.txt", lambda t: t.replace("docker==7.2.0", "docker==7.1.9"), "docker==7.1.9; requirements/host.txt pins 7.2.0"),
     ("host.txt", lambda t: t.replace("# pins sha256:", "# pins sha256:0"), "requirements/host.txt:1: was edited by hand"),
