@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 
-# A program as somebody would write it; it counts what the real search_cache answered.
+# A program as somebody would write it, for each of some roots; it counts what the real search_cache answered.
 PROGRAM = """
 import json, sys, torch
 from pathlib import Path
@@ -27,93 +27,76 @@ def seen(self, *words, **more):
 at.AutoTuner.search_cache = seen
 from pipeline.tune.ops import spec_of
 from pipeline.tune.runtime import NotTuned, tuned
-root, tokens, options = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
-plan = walk(Path(sys.argv[4])).keys[0].manifest.plan
+plan = walk(Path(sys.argv[1])).keys[0].manifest.plan
 cases = [spec_of(op).make(op, torch.device("cpu"), 1) for op in plan.ops]
-out = {"loaded": [], "hits": [], "rights": []}
-try:
-    for _ in range(2):
-        with tuned(root, **options) as loaded:
-            out["loaded"].append(None if loaded is None else [loaded.key, loaded.entries])
-            for case in cases:
-                for count in tokens:
-                    out["rights"].append(case.excess(count, case.call(count)) <= 1)
-        out["hits"] += asked
-        asked.clear()
-        at.AutoTuner.get().clear_cache()   # the second time it must load again
-except NotTuned as error:
-    out["refused"] = [error.message, error.details]
-print(json.dumps(out))
+def serve(root, options):
+    out = {"loaded": [], "hits": [], "rights": []}
+    try:
+        for _ in range(2):
+            with tuned(root, **options) as loaded:
+                out["loaded"].append(None if loaded is None else [loaded.key, loaded.entries])
+                for case in cases:
+                    for count in (1, 2, 40):
+                        out["rights"].append(case.excess(count, case.call(count)) <= 1)
+            out["hits"] += asked
+            asked.clear()
+            at.AutoTuner.get().clear_cache()   # the second time it must load again
+    except NotTuned as error:
+        out["refused"] = [error.message, error.details]
+    return out
+print(json.dumps([serve(*words) for words in json.loads(sys.argv[2])]))
 """
 
 
 @pytest.fixture
-def run(tuner, tmp_path):
+def run(tuner, tuned, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
 
-    def go(root, sound, tokens=(1, 2, 40), **options):
-        words = [str(root), json.dumps(list(tokens)), json.dumps(options), str(sound)]
-        command = [tuner.python, str(program), *words]
+    def go(*cases):
+        words = [str(tuned[0]), json.dumps([[str(root), options] for root, options in cases])]
         done = subprocess.run(
-            command, env=tuner.environment(), capture_output=True, text=True, timeout=600, check=False
-        )
+            [tuner.python, str(program), *words],
+            env=tuner.environment(), capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
     return go
 
 
-def test_every_call_is_answered_from_the_file(run, tuned):
-    root, _ = tuned
-    out, _ = run(root, root, require=True)
-    assert out["loaded"][0] == out["loaded"][1] and out["loaded"][0][1] > 0
-    assert len(out["hits"]) == 12 and all(out["hits"]) and all(out["rights"])
-
-
-def test_a_misfit_is_said_once_and_runs_on_defaults(run, tuned, tmp_path):
-    root, _ = tuned
-    out, said = run(tmp_path, root)
-    assert out["loaded"] == [None, None] and not any(out["hits"]) and all(out["rights"])
+def test_every_call_is_answered_from_the_file_and_a_misfit_is_said_once(run, tuned, tmp_path):
+    (good, misfit, refused), said = run((tuned[0], {"require": True}), (tmp_path, {}), (tmp_path, {"require": True}))
+    assert good["loaded"][0] == good["loaded"][1] and good["loaded"][0][1] > 0
+    assert len(good["hits"]) == 12 and all(good["hits"]) and all(good["rights"])
+    assert misfit["loaded"] == [None, None] and not any(misfit["hits"]) and all(misfit["rights"])
     assert said.count("no tuned cache is used: no tuned cache is baked") == 1
-    out, _ = run(tmp_path, root, require=True)
-    assert out["refused"][0].startswith("no tuned cache is used")
+    assert refused["refused"][0].startswith("no tuned cache is used")
 
 
 @pytest.mark.once
-def test_a_changed_file_is_refused_with_the_reasons(run, tuned, tmp_path):
-    root, _ = tuned
-    copy = tmp_path / "root"
-    shutil.copytree(root, copy)
-    file = next(Path(copy).glob(f"*/*/*/{CACHE_FILE}"))
+def test_a_cache_that_cannot_be_used_is_refused_with_the_reasons(run, tuned, tmp_path):
+    changed, odd = tmp_path / "changed", tmp_path / "odd"
+    shutil.copytree(tuned[0], changed)
+    file = next(Path(changed).glob(f"*/*/*/{CACHE_FILE}"))
     value = json.loads(file.read_text())
     value["_metadata"]["gpu"] = "NVIDIA H200"
     text = json.dumps(value)
     file.write_text(text + " " * (len(file.read_bytes()) - len(text)))  # the size is not what gives it away
-    out, _ = run(copy, root, require=True)
-    assert any("gpu" in line for line in out["refused"][1]) and any("sha256" in line for line in out["refused"][1])
-
-
-@pytest.mark.once
-def test_a_directory_that_is_no_key_ends_no_program(run, tuned, tmp_path):
-    root, _ = tuned
-    copy = tmp_path / "root"
-    shutil.copytree(root, copy)
-    version = next(copy.iterdir())
+    shutil.copytree(tuned[0], odd)
+    version = next(odd.iterdir())
     manifest = next(version.glob(f"*/*/{MANIFEST_FILE}"))
     manifest.write_text(manifest.read_text().replace(f'"key": "{version.name}/', '"key": "a copy/'))
-    version.rename(copy / "a copy")
-    out, said = run(copy, root)
-    assert out["loaded"] == [None, None] and all(out["rights"]) and "a copy/" in said
+    version.rename(odd / "a copy")
+    named = (tuned[0], {"key": "ffff", "require": True})
+    (of_changed, of_named, of_odd), said = run((changed, {"require": True}), named, (odd, {}))
+    why = of_changed["refused"][1]
+    assert any("gpu" in line for line in why) and any("sha256" in line for line in why)
+    assert of_named["refused"][0] == "no tuned cache is used: no baked key is ffff"
+    assert of_odd["loaded"] == [None, None] and all(of_odd["rights"]) and "a copy/" in said
 
 
 @pytest.mark.once
-def test_a_key_may_be_named(run, tuned):
-    root, _ = tuned
-    out, _ = run(root, root, key="ffff", require=True)
-    assert out["refused"][0] == "no tuned cache is used: no baked key is ffff"
-
-
 def test_explain_in_a_process_that_has_torch(tuner, tuned, tmp_path):
     root, _ = tuned
     done = tuner.run("pipeline.tune.explain", root)

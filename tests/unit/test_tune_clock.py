@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -60,23 +60,6 @@ class Gpu:
         self.now += seconds * 1e3
 
 
-@pytest.mark.parametrize("ms", [[0.5], [0.5, 0.6, 0.5, 0.7], [3.0], [2.6, 1.5, 1.9, 2.2]])
-@pytest.mark.parametrize("many", [2, 5, 9])
-def test_each_state_is_its_own(ms: list[float], many: int) -> None:
-    gpu = Gpu(ms)
-    alive = list(range(many))
-    rounds = []
-    for _ in range(3):  # one after another: what was loaded comes to rest again
-        rounds += clock.time_rounds([gpu], [alive], 16, both=True, sleep=gpu.sleep)[0]
-    assert len(rounds) == 48
-    for one in rounds:
-        assert sorted(one) == alive
-        for number, times in one.items():
-            rested, loaded = times[: len(ms)], times[len(ms) :]
-            assert [round(math.exp(t), 4) for t in rested] == [1.02 if number else 1.0] * len(ms)
-            assert [round(math.exp(t), 4) for t in loaded] == [round(1.3 * 0.97, 4) if number else 1.3] * len(ms)
-
-
 @dataclass
 class OneOf:
     """A stage of its own on a GPU that others use too."""
@@ -92,28 +75,40 @@ class OneOf:
         return getattr(self.gpu, name)
 
 
-def test_several_keys_in_one_go_share_each_state() -> None:
+def own_states(rounds: Sequence[Mapping[int, Sequence[float]]], points: int) -> bool:
+    """Whether each time at rest is one of a GPU at rest, and each under load one of a GPU that is limited."""
+    return all(
+        [round(math.exp(t), 4) for t in times]
+        == [1.02 if number else 1.0] * points + [round(1.3 * 0.97, 4) if number else 1.3] * points
+        for one in rounds
+        for number, times in one.items()
+    )
+
+
+@pytest.mark.parametrize("ms", [[0.5], [2.6, 1.5, 1.9, 2.2]])
+@pytest.mark.parametrize("many", [2, 9])
+def test_each_state_is_its_own(ms: list[float], many: int) -> None:
+    gpu, alive = Gpu(ms), list(range(many))
+    for _ in range(3):  # one after another: what was loaded comes to rest again
+        (rounds,) = clock.time_rounds([gpu], [alive], 16, both=True, sleep=gpu.sleep)
+        assert [sorted(one) for one in rounds] == [alive] * 16
+        assert own_states(rounds, len(ms))
+
+
+def test_several_entries_in_one_go_share_each_state() -> None:
     gpu, slept = Gpu([]), []
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
         gpu.sleep(seconds)
 
-    keys = [(OneOf(gpu, ms), alive) for ms, alive in (([0.5], [0, 1]), ([1.5, 0.7], [0, 3, 4]), ([2.0], [0, 2]))]
-    for key, (stage, alive) in zip(
-        clock.time_rounds([stage for stage, _ in keys], [alive for _, alive in keys], 8, both=True, sleep=sleep),
-        keys,
-        strict=True,
+    stages = [OneOf(gpu, ms) for ms in ([0.5], [1.5, 0.7], [2.0])]
+    alive = [[0, 1], [0, 3, 4], [0, 2]]
+    for stage, mine, rounds in zip(
+        stages, alive, clock.time_rounds(stages, alive, 8, both=True, sleep=sleep), strict=True
     ):
-        assert len(key) == 8
-        for turn, one in enumerate(key):
-            assert list(one) == (alive if turn % 2 == 0 else alive[::-1])
-            for number, times in one.items():
-                rested, loaded = times[: len(stage.ms)], times[len(stage.ms) :]
-                assert [round(math.exp(t), 4) for t in rested] == [1.02 if number else 1.0] * len(stage.ms)
-                assert [round(math.exp(t), 4) for t in loaded] == [round(1.3 * 0.97, 4) if number else 1.3] * len(
-                    stage.ms
-                )
+        assert [list(one) for one in rounds] == [mine, mine[::-1]] * 4
+        assert own_states(rounds, len(stage.ms))
     assert slept.count(clock.COOL) == 1
 
 
