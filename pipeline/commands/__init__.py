@@ -191,6 +191,9 @@ COMMANDS: Mapping[str, Command | Group] = {
             ),
         },
     ),
+    "init": Command(
+        "init", "begin a project: versions.json, templates, Dockerfiles, locks, Makefile, a workflow", ("images",)
+    ),
     "clean": Command(
         "clean",
         "remove what was not used for long, and what killed runs left",

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from pipeline.contract.commandline import path
 from pipeline.planning.cli import add_arguments, plan_from
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from pipeline.project import root
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +21,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Make the plan and show it."""
     from pipeline.planning.report import describe
 
-    plan = plan_from(arguments, ROOT)
+    plan = plan_from(arguments, root())
     if arguments.output is not None:
         from pipeline import log
         from pipeline.contract.errors import UsageError

@@ -17,12 +17,13 @@ from pipeline.contract.plan import Plan
 from pipeline.flashinfer.gpus import find_arch
 from pipeline.flashinfer.leader import check_leader
 from pipeline.planning.cli import MODEL_HELP, add_options, plan_from
+from pipeline.planning.model_source import BUNDLED
 from pipeline.planning.ops import Target
+from pipeline.project import root
 
 from .caches import collect, manifest_of
 from .names import check_image_name
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SERVERS = ("vllm", "sglang")
 _CPU_ARGS = "--model /mnt/models --max-model-len 512 --max-num-seqs 8"  # of the vLLM for CPUs
 
@@ -31,7 +32,7 @@ _CPU_ARGS = "--model /mnt/models --max-model-len 512 --max-num-seqs 8"  # of the
 class Request:
     """One `pipeline build`, made once: every later step reads it and none changes it.
 
-    `root` is the checkout; all timeouts are seconds; empty means unset.
+    `root` is the project (`pipeline.project`); all timeouts are seconds; empty means unset.
 
     `plan` makes the plan for a target, and for a FlashInfer version where the base brings its own. `first` is the plan
     that it gave before anything was known of engine and base: what is wrong with the model was said by then. It is None
@@ -147,7 +148,7 @@ def request_to_add(image: str, roots: Sequence[Path], *, name: str, timeout: flo
     caches = collect(roots)
     plan = manifest_of(caches[0]).plan
     return Request(
-        root=ROOT,
+        root=root(),
         model=plan.model,
         plan=lambda _target, _version: plan,
         first=plan,
@@ -169,6 +170,7 @@ def request_from(arguments: argparse.Namespace) -> Request:
     _check_clashes(arguments)
     previous = _check_previous(arguments.previous)
     caches = collect(arguments.cache) if arguments.cache else ()
+    project = root()
     asked = copy.copy(arguments)
     if caches and not asked.device.strip() and not asked.arch.strip():
         # Caches say by their paths what they were tuned on: no GPU need be here.
@@ -180,7 +182,7 @@ def request_from(arguments: argparse.Namespace) -> Request:
         words = copy.copy(asked)
         if version and not words.flashinfer_version.strip():
             words.flashinfer_version = version
-        return plan_from(words, ROOT, default=target)
+        return plan_from(words, project, default=target)
 
     first = None
     if arguments.server:
@@ -190,7 +192,7 @@ def request_from(arguments: argparse.Namespace) -> Request:
         if not caches:
             check_leader(arguments.strategy, first)
     return Request(
-        root=ROOT,
+        root=project,
         model=arguments.model,
         plan=None if arguments.server else plan,
         first=first,
@@ -263,7 +265,7 @@ def _check_server(arguments: argparse.Namespace) -> None:
     from pipeline.servers.model import config_files
 
     words.parse(arguments.server, arguments.server_args, arguments.server_env)
-    config_files(arguments.model, ROOT / "pipeline" / "models")
+    config_files(arguments.model, BUNDLED)
 
 
 def _check_previous(previous: Path | None) -> Path | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pipeline import log
 from pipeline.contract.digest import sha256_bytes, sha256_json
 from pipeline.contract.errors import UsageError
+from pipeline.planning.model_source import BUNDLED
 from pipeline.versions import Versions
 
 from .base import SERVER_NAME, Base, find, obtain_bootstrapped
@@ -43,7 +44,7 @@ def make(request: Request, base: Base, packages: Mapping[str, str]) -> Producer:
             hint=f"BASE_IMAGE={_IMAGES[request.server]}: the image that will serve",
         )
     said = words.parse(request.server, request.server_args, request.server_env)
-    files = config_files(request.model, request.root / "pipeline" / "models")
+    files = config_files(request.model, BUNDLED)
     return ServerProducer(said, files, short_name(request.model), request.device or "cuda")
 
 

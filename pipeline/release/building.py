@@ -29,6 +29,7 @@ from pipeline.image.resolve import device_of, resolve
 from pipeline.image.road import Finished, finish, give_name
 from pipeline.image.session import Session, open_session, translated
 from pipeline.image.tuner import TuneProducer
+from pipeline.planning.model_source import BUNDLED
 from pipeline.planning.ops import Target
 from pipeline.servers import words as server_words
 from pipeline.servers.model import config_files
@@ -91,7 +92,7 @@ def inputs_of(request: Request, cell: Cell, annotations: Mapping[str, str]) -> s
     target = Target("cuda", arch) if request.device == "cuda" else None
     plan = request.plan(target, "").to_json() if request.plan is not None else None
     # The content: a path may differ from host to host.
-    model = config_files(request.model, request.root / "pipeline" / "models") if request.server else {}
+    model = config_files(request.model, BUNDLED) if request.server else {}
     sources = [request.root / "versions.json"]
     for folder in ("docker", "requirements"):
         sources += sorted(path for path in (request.root / folder).rglob("*") if path.is_file())

@@ -20,8 +20,9 @@ from pipeline.contract.exits import Exit
 from pipeline.home import cache_home
 from pipeline.image.names import INPUTS as WARM_UP
 from pipeline.image.names import KEY, PREFIX
-from pipeline.image.request import ROOT, Request
+from pipeline.image.request import Request
 from pipeline.image.session import Session
+from pipeline.project import root
 from pipeline.registry.client import Registry, parallel_map
 from pipeline.registry.descriptors import INDEX, Manifest
 from pipeline.registry.errors import InvalidResponse, NotFound, printable
@@ -263,7 +264,7 @@ class Release:
         image = build(session, job.request, cell)
         proven = verdicts.sufficient(image.verdict, verdicts.read_files([*cell.verdicts, *options.verdicts]))
         notes = {**image.annotations(), GPU: cell.gpu or image.gpu, INPUTS: job.inputs}
-        notes |= {**revision_annotations(ROOT), **options.annotations}
+        notes |= {**revision_annotations(root()), **options.annotations}
         tag = "" if cell.platform else tags.expand(options.template_of(cell), _names(cell, [notes]))
         done = publisher.publish(image, proven, job.inputs, notes, tag)
         name = str(options.place.tagged(tag) if tag else options.place.at(done.digest))

@@ -183,7 +183,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "pipeline.__version__"}
+    assert project["tool"]["hatch"]["version"] == {"path": "pipeline/__init__.py"}
     assert capsys.readouterr().out == f"pipeline {__version__}\n"
 
 

@@ -1,0 +1,52 @@
+"""Where the files of a project are: versions.json, templates/, docker/, requirements/; and how a new project begins.
+
+A project is the nearest folder, from the current one upwards, that has versions.json and docker/. Where there is none,
+the files that came with this package count: in a checkout its root, in an installed package a copy beside this module.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from pipeline import __version__
+from pipeline.contract.errors import UsageError
+
+PACKAGE = Path(__file__).resolve().parent.parent
+_OWN = Path(__file__).resolve().parent
+_FILES = {"Makefile": "Makefile", "gitignore": ".gitignore", "check.yml": ".github/workflows/check.yml"}
+_FOLDERS = ("templates", "docker", "requirements")
+_DEVELOPMENT = "dev"  # the lock for working on the pipeline itself, which a project has no use for
+
+
+def root() -> Path:
+    """The project of the current folder, or the files that came with this package."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "versions.json").is_file() and (folder / "docker").is_dir():
+            return folder
+    return shipped()
+
+
+def shipped() -> Path:
+    """The files that came with this package."""
+    return _OWN if (_OWN / "versions.json").is_file() else PACKAGE.parent
+
+
+def create(place: Path) -> list[Path]:
+    """Begin a project in a folder that is new or empty; return its files. Raises `UsageError`."""
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise UsageError(f"{place} is not an empty folder", hint="name a new one: pipeline init DIR")
+    source = shipped()
+    versions = json.loads((source / "versions.json").read_text(encoding="utf-8"))
+    versions["locks"].pop(_DEVELOPMENT)
+    place.mkdir(parents=True, exist_ok=True)
+    for name in _FOLDERS:
+        shutil.copytree(source / name, place / name, ignore=shutil.ignore_patterns(f"{_DEVELOPMENT}.*"))
+    (place / "versions.json").write_text(json.dumps(versions, indent=2) + "\n", encoding="utf-8")
+    for name, target in _FILES.items():
+        text = (_OWN / name).read_text(encoding="utf-8").replace("@VERSION@", __version__)
+        (place / target).parent.mkdir(parents=True, exist_ok=True)
+        (place / target).write_text(text, encoding="utf-8")
+    return sorted(file for file in place.rglob("*") if file.is_file())
