@@ -324,7 +324,7 @@ def test_the_report_is_made_again_from_what_the_image_holds(
 ) -> None:
     """The build wrote one and said how to run the image; elsewhere the image and its verdict are enough."""
     assert f"docker run --rm {NAME} env" in built["stderr"] and "containers:" in built["stderr"]
-    kept = home / "tuned-image-pipeline" / "reports" / "tuned-test-tiny-two.html"
+    kept = home / "tuned-image-pipeline" / "reports" / f"{OWN}-tiny-two.html"
     assert str(kept) in built["stderr"]
     done = pipeline("report", NAME, "-o", str(tmp_path / "again.html"))
     assert done.status == 0, done.stderr

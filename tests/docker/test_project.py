@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_images import OWN
 
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).resolve().parents[2]
-NAME = "tuned-test/project:one"
+NAME = f"{OWN}/project:one"
 
 
 def test_a_new_project_builds_an_image(engine: Any, client: Any, home: Path, tmp_path: Path) -> None:
