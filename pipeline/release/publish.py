@@ -5,6 +5,7 @@ noted in its journal and taken from there; bytes that the registry has are not s
 
     <cache home>/releases/<digest>.json    the journal: {"digest": index that was pushed}
     <cache home>/releases/<digest>.lock    held while a run of this host works on these inputs
+    <cache home>/releases/push.lock        held while blobs are sent
 """
 
 from __future__ import annotations
@@ -124,7 +125,12 @@ class Publisher:
                 "what BuildKit exported is not the image that was verified",
                 hint="something that the image is made of has changed meanwhile: run it again",
             )
-        with talk.step(f"push to {self.place.name}"):
+        # One push of this host at a time: what cells share, the second finds there.
+        lock = self.home / "releases" / "push.lock"
+        with (
+            talk.step(f"push to {self.place.name}"),
+            locked(lock, "the line to the registry", wait=_LONGEST, error=PublishError),
+        ):
             sent = self._upload(source, made)
         talk.note(f"{sent:,} bytes of blobs had to be pushed")
         self._read_back(digest, image.config_digest, annotations)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +23,7 @@ from .steps import Steps
 
 # Bound for a rank to start and import torch and FlashInfer on a busy machine, in seconds.
 START_SECONDS = 180.0
+_ANSWER_SECONDS = 5.0  # less than the supervisor grants beyond the timeout
 # A rank that has nothing left to do waits for those that still tune. The watchdog bounds that by their progress,
 # not by a clock of the waiting rank.
 _PATIENCE = datetime.timedelta(days=2)
@@ -35,6 +39,7 @@ class Ranks:
     steps: Steps
     everyone: Any
     groups: dict[tuple[int, ...], Any]
+    hosts: tuple[str, ...] = ()  # names by rank, once the ranks have told them
 
     def group(self, holders: Sequence[int]) -> Any:  # noqa: ANN401 - a ProcessGroup
         """The gloo group, with the bounded timeout, of the ranks that hold an op."""
@@ -94,7 +99,34 @@ class Ranks:
                 yield
             except Exception as error:
                 line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                raise CollectiveFailed(f"{name} failed: {line}") from error
+                raise CollectiveFailed(f"{name} failed: {self._absent() or line}") from error
+
+    def _absent(self) -> str:
+        """After a collective failed: which rank of another node does not answer any more; empty where all do.
+
+        Each rank that still runs says so in the store, which is on rank 0's host, and waits for the others. A store
+        whose host is gone never answers: hence the thread.
+        """
+        if os.environ.get("LOCAL_WORLD_SIZE") == str(self.world):
+            return ""  # the supervisor sees all of them
+        store, answered = dist.distributed_c10d._get_default_store(), set[int]()
+
+        def ask() -> None:
+            with contextlib.suppress(Exception):  # the connection is lost
+                store.set(f"runs/{self.rank}", "1")
+                while len(answered) < self.world:
+                    answered.update(r for r in range(self.world) if store.check([f"runs/{r}"]))
+                    time.sleep(0.1)
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(_ANSWER_SECONDS)
+        missing = [rank for rank in range(self.world) if rank not in answered]
+        if not missing:
+            return ""
+        one = missing[0]
+        where = f" on {self.hosts[one]}" if self.hosts else ""
+        return f"rank {one}{where} does not answer: its host is gone, cannot be reached, or it stands still there"
 
 
 def join(rank: int, world: int, timeout: float, steps: Steps, subsets: Sequence[Sequence[int]]) -> Ranks:

@@ -179,6 +179,7 @@ def begin(options: Options, steps: Steps) -> Session:
     ranks = join(rank, world, options.timeout, steps, holders(plan, world))
     steps.say("reading the environment record")
     facts = ranks.gather(_device_facts(rank, device))
+    ranks.hosts = tuple(one["host"] for one in facts)
     if not options.share_gpu:
         one_gpu_each(facts)
     record = read_record(plan.device, gpus=[one["gpu"] for one in facts] if device.type == "cuda" else ())

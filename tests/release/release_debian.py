@@ -18,7 +18,8 @@ from pipeline.daemon import debian
 # program -> package; what Debian 12 lacks comes from Debian 13, by the source that the engine's packages come by
 PACKAGES = {
     "docker-registry": "docker-registry", "skopeo": "skopeo", "htpasswd": "apache2-utils", "openssl": "openssl",
-    "cosign": "cosign", "oras": "oras",
+    "cosign": "cosign", "oras": "oras", "slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client",
+    "munged": "munge", "jq": "jq",
 }  # fmt: skip
 
 
@@ -34,7 +35,7 @@ def ensure(*programs: str) -> None:
         _install(missing, log)
     except DockerError as error:
         raise AssertionError(f"{error.message}\n" + "\n".join(error.details) + log.read_text()[-2000:]) from error
-    assert [name for name in programs if shutil.which(name) is None] == []
+    assert [name for name in programs if debian.program(name) is None] == []
 
 
 def _install(names: Sequence[str], log: Path) -> None:
