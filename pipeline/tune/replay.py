@@ -3,7 +3,7 @@
     python -m pipeline.tune.replay [--root DIR] [--key KEY] [--out FILE]
 
 Starts as many ranks as were tuned, waits for them, joins what they found, prints one JSON object on stdout and ends
-with 0 or 7. Standard library only; the ranks are `pipeline.tune.replay_rank`.
+with 0 or 7. Each rank loads the key's file and calls every op. Standard library only, but for the ranks.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline import log
-from pipeline.cache.otherkeys import OTHERS
-from pipeline.cache.tree import Stored, find_keys, read_key
+from pipeline.cache.otherkeys import OTHERS, other_keys
+from pipeline.cache.tree import Stored, find_keys, load_manifest, read_key
 from pipeline.contract.commandline import Parser, path, seconds
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import CacheRefused, PipelineError, UsageError, WarmUpError
@@ -28,74 +29,188 @@ from pipeline.contract.exits import Exit
 from pipeline.contract.files import write_json
 from pipeline.contract.key import Key
 from pipeline.contract.manifest import Manifest
-from pipeline.contract.places import CACHE_ROOT, ENV_CACHE_DIR
+from pipeline.contract.places import CACHE_FILE, CACHE_ROOT, ENV_CACHE_DIR, MANIFEST_FILE
+from pipeline.contract.plan import OpPlan
+
+from . import rank as life
+from .steps import Steps
+
+if TYPE_CHECKING:
+    from .ops import Case
+    from .tuner import Lookup, ObservedTuner, Question
 
 _SHOWN = 20
 
 
-class KeyUnclear(CacheRefused):
-    """There is no cache below the root, or more than one and none was chosen."""
+# ── a rank ──
 
 
-class CacheUnsound(CacheRefused):
-    """The key's directory cannot be read as a cache."""
+@dataclass
+class Found:
+    """What one rank found; each miss and each wrong output is an object for the result."""
+
+    rank: int
+    device: str
+    record: dict[str, Any]
+    record_differences: list[dict[str, Any]]
+    calls: int = 0
+    hits: int = 0
+    between: int = 0  # lookups that no entry of an exact key can answer
+    other_calls: int = 0  # the same lookups as callers make whose inputs have other shapes, where that is another key
+    other_hits: int = 0
+    measured: int = 0
+    misses: list[dict[str, Any]] = field(default_factory=list)
+    wrong: list[dict[str, Any]] = field(default_factory=list)
+
+    def fault(self, op: str, tokens: int, reason: str, **more: object) -> None:
+        """Note something wrong about an op at a token count."""
+        self.wrong.append({"op": op, "tokens": tokens, "reason": reason, **more})
 
 
-class ReplayBroken(CacheRefused):
-    """A rank of the replay crashed or hung."""
+@dataclass(frozen=True)
+class _Replayed:
+    """One op of the plan on this rank; `entries` are the keys that answered each bucket when it was tuned."""
+
+    tuner: ObservedTuner
+    manifest: Manifest
+    op: OpPlan
+    case: Case
+    found: Found
+
+    def call_all(self, steps: Steps) -> None:
+        """Call the op at every token count of a replay."""
+        from .coverage import settings
+        from .tokens import answering, replay_tokens
+
+        op, plan = self.op, self.manifest.plan
+        rows = [row for row in self.manifest.covered if row.op == op.name]
+        with settings(plan, op, tune=False):
+            for tokens in replay_tokens(op.buckets):
+                steps.tick(f"{tokens} tokens")
+                bucket = answering(op, plan, tokens)
+                self._call(tokens, bucket, [row.entry for row in rows if row.bucket == bucket])
+
+    def _call(self, tokens: int, bucket: int, entries: list[str]) -> None:
+        from .ops.reference import excess_of
+
+        op, found, watch = self.op, self.found, self.tuner.watch
+        watch.clear()
+        watch.questions = questions = list["Question"]()
+        excess, error = 0.0, ""
+        try:
+            out = self.case.call(tokens)
+        except Exception as failure:  # noqa: BLE001 - a tactic may fail in any way; that is a finding
+            error = f"{type(failure).__name__}: {failure}"
+        else:
+            excess, said = excess_of(self.case, tokens, out)
+            if said:
+                log.warn(f"{op.name} at {tokens} tokens: {said}")
+        watch.questions = None
+        asked = list(watch.lookups)
+        lookups = [one for one in asked if one.hit or tokens == bucket or op.options.get("hits") != "exact"]
+        found.between += len(asked) - len(lookups)  # such a key holds the token count itself: no entry can answer
+        found.calls += len(lookups)
+        entry = entries[0] if entries else ""
+        for lookup in lookups:
+            found.hits += lookup.hit
+            if not lookup.hit:
+                found.misses.append({"op": op.name, "bucket": bucket, "tokens": tokens, "entry": entry or lookup.key})
+            elif entries and lookup.key not in entries:
+                found.fault(op.name, tokens, f"{lookup.key} answered in place of {entry}", entry=entry)
+        for question in questions:
+            if question.lookup in lookups and other_keys(question.lookup.key):
+                self._as_others(tokens, bucket, self.tuner.ask_as_others(question))
+        if not asked:
+            found.fault(op.name, tokens, "search_cache was never asked", entry=entry)
+        chosen = f"{asked[-1].runner} tactic {asked[-1].tactic}" if asked else "the op"
+        if error:
+            found.fault(op.name, tokens, f"{chosen} failed with {error}", entry=entry)
+        elif not excess <= 1.0:
+            reason = f"the output of {chosen} is wrong"
+            found.fault(op.name, tokens, reason, entry=entry, excess=f"{excess:.3g} times the bound")
+
+    def _as_others(self, tokens: int, bucket: int, lookup: Lookup) -> None:
+        self.found.other_calls += 1
+        self.found.other_hits += lookup.hit
+        if not lookup.hit:
+            miss = {"op": self.op.name, "bucket": bucket, "tokens": tokens, "entry": lookup.key, "caller": OTHERS}
+            self.found.misses.append(miss)
 
 
-class ResultUnwritten(UsageError):
-    """The file for the result cannot be written."""
+def replay_rank(directory: Path, place: Path, steps: Steps) -> None:
+    """Replay a key's directory on this rank, and write what it found below `place`."""
+    steps.say("importing torch and FlashInfer")
+    import torch
+
+    from pipeline.flashinfer.ops import is_skipped
+
+    from . import flashinfer_api
+    from .device import take_device
+    from .ops import spec_of
+    from .record import differences, read_record
+    from .tuner import ObservedTuner
+
+    rank, _ = life.environment()
+    manifest = load_manifest(directory / MANIFEST_FILE)
+    plan, file = manifest.plan, directory / CACHE_FILE
+    device = take_device(plan, share_gpu=True)  # nothing is measured: sharing a GPU does no harm
+    tuner = ObservedTuner({}, forbid=True)
+    flashinfer_api.install(tuner)
+    record = read_record(plan.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else record.host.cpu["model"]
+    found = Found(rank, name, record.to_json(), differences(manifest.record, record))
+    before = sha256_file(file)
+    steps.begin()
+    with flashinfer_api.load().autotune(False, cache=str(file)):
+        for index, op in enumerate(plan.ops):
+            if not is_skipped(op.op, plan.skip_ops) and rank in (op.ranks or (rank,)):
+                steps.say(f"replaying {op.name} ({op.op})", op=index + 1)
+                case = spec_of(op).make(op, device, plan.seed)
+                _Replayed(tuner, manifest, op, case, found).call_all(steps)
+    if sha256_file(file) != before:
+        found.fault("*", 0, "the cache file was changed by the replay")
+    found.measured = tuner.watch.measured
+    if found.measured:
+        found.fault("*", 0, f"{found.measured} tactics were about to be measured: a server would tune")
+    write_json(life.result_path(place, rank), asdict(found))
 
 
-class ReplayFailed(CacheRefused):
-    """The cache does not answer everything, or answers wrongly."""
-
-
-def find_root(chosen: Path | None) -> Path:
-    """The cache root: the argument, else the environment's override, else where images keep it."""
-    return chosen or Path(os.environ.get(ENV_CACHE_DIR) or CACHE_ROOT)
+# ── all ranks ──
 
 
 def open_key(root: Path, chosen: str | None) -> Stored:
-    """Read one key's directory strictly; raise `KeyUnclear`, `KeyInvalid` or `CacheUnsound`."""
+    """Read one key's directory strictly; raise `CacheRefused`, or `KeyInvalid` for what is no key."""
     keys = find_keys(root)
     key = Key.parse(chosen) if chosen else keys[0] if len(keys) == 1 else None
     if key is None or key not in keys:
-        found = [str(one) for one in keys]
         what = f"has no key {chosen}" if chosen else f"holds {len(keys)} keys"
-        raise KeyUnclear(f"{root} {what}", details=found, hint=f"choose with --key, or --root / {ENV_CACHE_DIR}")
+        hint = f"choose with --key, or --root / {ENV_CACHE_DIR}"
+        raise CacheRefused(f"{root} {what}", details=[str(one) for one in keys], hint=hint)
     stored = read_key(root, key)
     if stored.file is None or stored.manifest is None or stored.file.findings:
         lines = [str(finding) for finding in stored.findings]
-        raise CacheUnsound(f"{key}: {lines[0] if lines else 'not a cache'}", details=lines, hint="tune again")
+        raise CacheRefused(f"{key}: {lines[0] if lines else 'not a cache'}", details=lines, hint="tune again")
     return stored
 
 
-def join(results: Sequence[dict[str, Any]], manifest: Manifest) -> dict[str, Any]:
+def join(results: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:
     """One object from what all ranks found; the same miss on several ranks is told once, with the ranks."""
-    first = results[0]
+    counts = ("calls", "hits", "between", "other_calls", "other_hits", "measured")
     return {
-        "key": manifest.key,
-        "device": first["device"],
+        "key": key,
+        "device": results[0]["device"],
         "ranks": len(results),
-        "calls": sum(r["calls"] for r in results),
-        "hits": sum(r["hits"] for r in results),
-        "between": sum(r["between"] for r in results),  # lookups that no entry of an exact key can answer
-        # The same lookups as callers make whose inputs have other shapes, where that is another key
-        "other_calls": sum(r["other_calls"] for r in results),
-        "other_hits": sum(r["other_hits"] for r in results),
-        "misses": _together([(r["rank"], miss) for r in results for miss in r["misses"]]),
-        "wrong": _together([(r["rank"], wrong) for r in results for wrong in r["wrong"]]),
-        "record": first["record"],
-        "record_differences": _together([(r["rank"], d) for r in results for d in r["record_differences"]]),
-        "measured": sum(r["measured"] for r in results),
-        "bounds": first["bounds"],
+        **{name: sum(one[name] for one in results) for name in counts},
+        **{
+            name: _together([(one["rank"], what) for one in results for what in one[name]])
+            for name in ("misses", "wrong", "record_differences")
+        },
+        "record": results[0]["record"],
     }
 
 
 def _together(found: Sequence[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What several ranks found, each thing once with its ranks."""
     joined: dict[str, dict[str, Any]] = {}
     for rank, one in found:
         # The size of an error differs from run to run; what it is about does not.
@@ -120,30 +235,24 @@ def failures(told: dict[str, Any]) -> list[str]:
 
 
 def replay(root: Path, chosen: str | None, timeout: float) -> dict[str, Any]:
-    """Run the replay and return its result; raise `ReplayBroken` when ranks crash or hang."""
-    from .rank import result_path
+    """Run the replay and return its result; raise `CacheRefused` when ranks crash or hang."""
     from .supervise import Crew, environment, supervise, temporary
 
     began = time.monotonic()
     stored = open_key(root, chosen)
     assert stored.manifest is not None
     nproc = len(stored.manifest.ranks) or stored.manifest.plan.layout.world
-    before = sha256_file(stored.cache_path)
     with temporary() as work, log.step(f"replay {stored.key} on {nproc} ranks"):
-        words = [sys.executable, "-m", "pipeline.tune.replay_rank", str(stored.path.resolve()), str(work)]
+        words = [sys.executable, "-m", "pipeline.tune.replay", str(stored.path.resolve()), str(work), "--rank"]
         commands = [
             (words, {**environment(work), "RANK": str(rank), "WORLD_SIZE": str(nproc)}) for rank in range(nproc)
         ]
         try:
             supervise(Crew(nproc, timeout, work, launched=False), commands)
         except WarmUpError as error:
-            raise ReplayBroken(error.message, details=error.details, hint="the cache was not proved") from error
-        results = [json.loads(result_path(work, rank).read_bytes()) for rank in range(nproc)]
-    told = join(results, stored.manifest)
-    if sha256_file(stored.cache_path) != before:
-        reason = "the cache file was changed by the replay"
-        told["wrong"].append({"op": "*", "tokens": 0, "reason": reason, "ranks": []})
-    return {**told, "seconds": round(time.monotonic() - began, 3)}
+            raise CacheRefused(error.message, details=error.details, hint="the cache was not proved") from error
+        results = [json.loads(life.result_path(work, rank).read_bytes()) for rank in range(nproc)]
+    return {**join(results, stored.manifest.key), "seconds": round(time.monotonic() - began, 3)}
 
 
 def _parser() -> Parser:
@@ -159,15 +268,6 @@ def _parser() -> Parser:
     return parser
 
 
-def _write(place: Path, told: dict[str, Any]) -> None:
-    try:
-        write_json(place, told)
-    except OSError as error:
-        raise ResultUnwritten(
-            f"--out {place}: {error.strerror}", hint="name a file that this user may write"
-        ) from error
-
-
 def main(words: list[str] | None = None) -> int:
     """Replay, print the result, and turn it into an exit code."""
 
@@ -177,13 +277,18 @@ def main(words: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, interrupted)
     try:
         arguments = _parser().parse_args(words)
-        told = replay(find_root(arguments.root), arguments.key, arguments.timeout)
+        root = arguments.root or Path(os.environ.get(ENV_CACHE_DIR) or CACHE_ROOT)
+        told = replay(root, arguments.key, arguments.timeout)
         print(json.dumps(told), flush=True)  # noqa: T201 - data
         if arguments.out is not None:
-            _write(arguments.out, told)
+            try:
+                write_json(arguments.out, told)
+            except OSError as error:
+                hint = "name a file that this user may write"
+                raise UsageError(f"--out {arguments.out}: {error.strerror}", hint=hint) from error
         lines = failures(told)
         if lines:
-            raise ReplayFailed(f"{len(lines)} findings: {lines[0]}", details=lines[:_SHOWN], hint="tune again")
+            raise CacheRefused(f"{len(lines)} findings: {lines[0]}", details=lines[:_SHOWN], hint="tune again")
         others = f", {told['other_hits']} of {told['other_calls']} for {OTHERS}" if told["other_calls"] else ""
         log.note(f"{told['hits']} of {told['calls']} lookups hit{others}, nothing was measured, every output is right")
     except PipelineError as error:
@@ -196,4 +301,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[-1] == "--rank":
+        directory, place = map(Path, sys.argv[1:3])
+        os._exit(life.live(life.environment()[0], place, lambda steps: replay_rank(directory, place, steps)))
     sys.exit(main())

@@ -22,12 +22,6 @@ _DTYPES = {
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by its three low bits; the fourth is the sign
 E4M3_ONE, E8M0_ONE = 0x38, 127  # one, by the bits of a block scale
 
-# How far an output may be from its float64 reference, in words; `matmul_excess` computes it.
-BOUNDS = {
-    "float32": "2 (2^-24 |exact| + k 2^-24 |a||b|)",
-    "bfloat16": "2 (2^-8 |exact| + k 2^-24 |a||b|)",
-    "float8_e4m3fn": "2 (2^-8 |exact| + sqrt(k / 32) 2^-13 |a||b|), out in bfloat16",
-}
 # Rows that are compared: all of them up to this many, else as many spread evenly, first and last included. Fewer where
 # a device has no memory for the reference of so many.
 _ROWS = (256, 32, 4)
