@@ -38,7 +38,8 @@ class Shards:
         if what not in known:
             known.append(what)
 
-    def _divide(self, size: int, by: int, what: str, who: str = "TP") -> int:
+    def divide(self, size: int, by: int, what: str, who: str = "TP") -> int:
+        """The share of one rank; a rest is an error."""
         if size % by:
             self._refuse(f"{who}={by} does not divide", f"{size} {what}")
         return max(1, size // by)
@@ -47,62 +48,31 @@ class Shards:
         """Everything that could not be divided, in one line; empty where all could."""
         return "; ".join(f"{cause} {', '.join(what)}" for cause, what in self.errors.items())
 
-    @property
-    def moe_ranks(self) -> int:
-        """Ranks that share one MoE layer: those of tensor and data parallelism together."""
-        return self.layout.tp * self.layout.dp
-
-    @property
-    def moe_tp(self) -> int:
-        """Over how many ranks each expert is divided, once expert parallelism has shared the experts."""
-        return max(1, self.moe_ranks // self.layout.ep)
-
-    def heads(self) -> int:
-        """Attention heads of one rank."""
-        return self._divide(self.model.heads, self.layout.tp, "attention heads")
-
     def kv_heads(self) -> int:
         """Key-value heads of one rank: divided while there are enough, else each is on several ranks."""
         tp, heads = self.layout.tp, self.model.kv_heads
         if heads > tp:
-            return self._divide(heads, tp, "key-value heads")
+            return self.divide(heads, tp, "key-value heads")
         if tp % heads:
             self._refuse(f"TP={tp} is no multiple of", f"{heads} key-value heads")
         return 1
 
-    def inner(self, size: int, what: str = "intermediate channels") -> int:
-        """Channels of a dense layer on one rank."""
-        return self._divide(size, self.layout.tp, what)
-
-    def shared(self, size: int) -> int:
-        """Channels of the shared expert on one rank.
-
-        With expert, tensor and data parallelism together each rank has other tokens there, and all of the expert
-        (vLLM's config/parallel.py, `use_sequence_parallel_moe`, on in its default all-to-all backend).
-        """
-        if min(self.layout.ep, self.layout.tp, self.layout.dp) > 1:
-            return size
-        return self.inner(size, "intermediate channels of the shared expert")
-
     def vocab(self) -> int:
         """Rows of the padded output embedding on one rank."""
-        return self._divide(pad(self.model.vocab, VOCAB_PADDING), self.layout.tp, "rows of the padded vocabulary")
+        return self.divide(pad(self.model.vocab, VOCAB_PADDING), self.layout.tp, "rows of the padded vocabulary")
 
-    def experts(self) -> int:
-        """Experts of one rank."""
-        assert self.model.moe is not None
-        if self.moe_ranks % self.layout.ep:
-            self._refuse(f"EP={self.layout.ep} does not divide", f"the {self.moe_ranks} ranks of TP×DP")
-        return self._divide(self.model.moe.experts, self.layout.ep, "experts", "EP")
-
-    def expert_inner(self, *, mxfp4: bool) -> int:
-        """Channels of one expert on one rank; mxfp4 divides whole blocks, so that the last rank has fewer."""
-        assert self.model.moe is not None
-        size = self.model.moe.intermediate
+    def experts(self, moe: Moe, *, mxfp4: bool) -> MoeShape:
+        """A MoE layer on one rank; of mxfp4 an expert is divided in whole blocks, the last rank has fewer channels."""
+        ranks, ep = self.layout.tp * self.layout.dp, self.layout.ep
+        if ranks % ep:
+            self._refuse(f"EP={ep} does not divide", f"the {ranks} ranks of TP×DP")
+        tp = max(1, ranks // ep)  # ranks over which each expert is divided
         if mxfp4:
-            blocks = pad(size, MXFP4_BLOCK) // MXFP4_BLOCK
-            return -(-blocks // self.moe_tp) * MXFP4_BLOCK
-        return self._divide(size, self.moe_tp, "intermediate channels of an expert", "TP×DP/EP")
+            inner = -(-pad(moe.intermediate, MXFP4_BLOCK) // MXFP4_BLOCK // tp) * MXFP4_BLOCK
+        else:
+            inner = self.divide(moe.intermediate, tp, "intermediate channels of an expert", "TP×DP/EP")
+        return MoeShape(moe.experts, self.divide(moe.experts, ep, "experts", "EP"), self.model.hidden, inner,
+                        moe.top_k, tp=tp, ep=ep)  # fmt: skip
 
     def stages(self) -> list[range]:
         """The layers of each pipeline stage: even, what is left goes to the middle stages, never to the last."""
@@ -162,15 +132,16 @@ class MoeShape:
 
 
 def _attention(model: ModelConfig, shards: Shards) -> list[Part]:
-    heads, size, hidden = shards.heads(), model.head_dim, model.hidden
-    kv = shards.kv_heads()
+    size, hidden = model.head_dim, model.hidden
+    heads, kv = shards.divide(model.heads, shards.layout.tp, "attention heads"), shards.kv_heads()
     names = (*(f"self_attn.{x}_proj" for x in "qkv"), "self_attn.qkv_proj")
     qkv = Part("qkv", (heads + 2 * kv) * size, hidden, names, cut_n=(heads * size, kv * size))
     return [qkv, Part("o", hidden, heads * size, ("self_attn.o_proj",), cut_k=(heads * size,))]
 
 
 def _latent_attention(model: ModelConfig, mla: Mla, shards: Shards) -> list[Part]:
-    heads, hidden, down = shards.heads(), model.hidden, mla.kv_rank + mla.rope
+    heads, hidden = shards.divide(model.heads, shards.layout.tp, "attention heads"), model.hidden
+    down = mla.kv_rank + mla.rope
     queries, values = heads * (mla.nope + mla.rope), heads * mla.value
     kv_a, both = "self_attn.kv_a_proj_with_mqa", "self_attn.fused_qkv_a_proj_with_mqa"
     if mla.q_rank:
@@ -203,18 +174,20 @@ def _experts(model: ModelConfig, moe: Moe, shards: Shards, quantization: Quantiz
     at = moe.keys.modules
     modules = (at, f"{at}.0.gate_proj", f"{at}.0.w1")
     probe = quantization.scheme([f"model.layers.{moe.layers[0]}.{m}" for m in modules], experts=True)
-    inner = shards.expert_inner(mxfp4=probe.kind is Kind.MXFP4)
-    shape = MoeShape(
-        moe.experts, shards.experts(), model.hidden, inner, moe.top_k, tp=shards.moe_tp, ep=shards.layout.ep
-    )
-    cut = (inner,) if shards.moe_tp > 1 else ()
+    shape = shards.experts(moe, mxfp4=probe.kind is Kind.MXFP4)
+    inner, layout = shape.intermediate, shards.layout
+    cut = (inner,) if shape.tp > 1 else ()
     router = other("float32 weights") if moe.keys.router_float32 else NONE
     found = [
         Part("router", moe.experts, model.hidden, (moe.keys.router,), quantizable=False, scheme=router),
         Part("experts", 2 * inner, model.hidden, modules, cut_n=cut, cut_k=cut, moe=shape, bias=moe.bias),
     ]
     if moe.shared:
-        found += _mlp("shared_", shards.shared(moe.shared), model.hidden, moe.keys.shared_modules)
+        # With expert, tensor and data parallelism together each rank has other tokens there, and all of the shared
+        # expert (vLLM's config/parallel.py, `use_sequence_parallel_moe`, on in its default all-to-all backend).
+        by = 1 if min(layout.ep, layout.tp, layout.dp) > 1 else layout.tp
+        shared = shards.divide(moe.shared, by, "intermediate channels of the shared expert")
+        found += _mlp("shared_", shared, model.hidden, moe.keys.shared_modules)
     return found
 
 
@@ -226,7 +199,8 @@ def _layer_parts(
     sparse = _experts(model, model.moe, shards, quantization) if model.moe and model.moe.layers else []
     dense = []
     if not model.moe or len(model.moe.layers) < model.layers:
-        dense = _mlp("", shards.inner(model.intermediate), model.hidden)
+        inner = shards.divide(model.intermediate, shards.layout.tp, "intermediate channels")
+        dense = _mlp("", inner, model.hidden)
     return every, dense, sparse
 
 
@@ -292,7 +266,7 @@ def model_parts(model: ModelConfig, layout: Layout, quantization: Quantization, 
         problems.add("config.json: some MoE layers are mxfp4 and others are not", "such a model cannot be planned")
     found = []
     for part, layers in grouped.items():
-        checked = _check_blocks(part, shards.moe_tp if part.moe else layout.tp, problems)
+        checked = _check_blocks(part, part.moe.tp if part.moe else layout.tp, problems)
         held = frozenset(s for s, stage in enumerate(stages) if any(i in stage for i in layers))
         found.append(replace(checked, layers=tuple(layers), ranks=shards.ranks(held)))
     head = Part("lm_head", vocab, model.hidden, ("lm_head",), quantizable=False)

@@ -95,4 +95,5 @@ def test_what_cannot_be_divided_is_refused_and_the_remedy_holds(heads, kv_heads,
 def test_mxfp4_experts_are_divided_in_whole_blocks():
     moe = Moe(layers=(0,), experts=128, top_k=4, intermediate=2880, keys=MOE["gpt_oss"])
     model = dense(1, 2880, 2880, 64, 8, 64, 201088, family="gpt_oss", moe=moe)
-    assert [Shards(model, Layout(tp=tp)).expert_inner(mxfp4=True) for tp in (1, 2, 4, 8)] == [2880, 1440, 736, 384]
+    shapes = [Shards(model, Layout(tp=tp)).experts(moe, mxfp4=True) for tp in (1, 2, 4, 8)]
+    assert [shape.intermediate for shape in shapes] == [2880, 1440, 736, 384]
