@@ -71,6 +71,7 @@ def test_a_gpu_is_named_by_architecture_or_name(capsys, spelled, arch):
         (["tiny", "--ep", "2"], "tiny has no experts"),
         (["tiny-moe", "--tp", "1", "--ep", "2"], "EP=2 does not divide the 1 ranks"),
         (["tiny", "--pp", "3"], "PP=3 is more than 2 layers"),
+        (["tiny", "--tp", "2", "--dp", "1024"], "TP, PP and DP make 2048 ranks"),
         (["DeepSeek-V3", "--tp", "32", "--arch", "90a"], "gate_up 576 channels per rank, not whole"),
         (["tiny", "--device", "tpu"], "neither cpu nor cuda"),
         (["tiny", "--device", "cuda"], "--device cuda needs --arch"),

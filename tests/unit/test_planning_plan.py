@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planning_samples import NEW, OLD, config_of, fp8, ops, plan_of, reasons, write_config
 
 from pipeline.contract.digest import sha256_json
-from pipeline.contract.plan import MOST_RANKS, Layout, Plan
+from pipeline.contract.plan import Layout, Plan
 from pipeline.flashinfer.ops import TUNED_AS
 from pipeline.planning.model_source import bundled_names, find_model
 from pipeline.planning.problems import PlanRefused
@@ -72,14 +72,6 @@ def test_mm_bf16_takes_bfloat16_alone(tmp_path, dtype):
         plan_of(config_of(tmp_path, "tiny", torch_dtype=dtype))
     assert any(dtype in line for line in caught.value.details)
     assert any("servers cast float32" in line for line in caught.value.details) is (dtype == "float32")
-
-
-def test_large_models_on_a_processor_are_warned_of():
-    assert any("large for a processor" in note for note in plan_of("Llama-3.1-8B", arch="cpu-x86_64").notes)
-    assert not any("large" in note for note in plan_of("tiny", arch="cpu-x86_64").notes)
-
-
-# --- versions of FlashInfer
 
 
 @pytest.mark.parametrize("version", [OLD, "0.7.2.post1", "0.7.4rc1", NEW])
@@ -174,11 +166,6 @@ def test_json_gives_the_same_plan_back_and_text_names_everything(model, arch):
     assert plan.digest in text and all(note in text for note in plan.notes)
     assert all(op.name in text and all(note in text for note in op.notes) for op in plan.ops)
     assert all(part.name in text and part.reason in text for part in plan.untuned)
-
-
-def test_more_ranks_than_anyone_has_are_refused():
-    with pytest.raises(PlanRefused, match=f"TP, PP and DP make {2 * MOST_RANKS} ranks"):
-        plan_of("tiny", arch="cpu-x86_64", tp=2, dp=MOST_RANKS)
 
 
 @given(st.sampled_from(bundled_names()), st.randoms(use_true_random=False), st.text(min_size=1, max_size=8))

@@ -23,11 +23,6 @@ def one(default: str, before: str = "ARG A=1.2.3\nARG E=\n") -> str | None:
     return values(f"{before}ARG V={default}\nFROM scratch\n")["V"]
 
 
-def test_every_case_has_an_answer() -> None:
-    assert {path.stem for path in CASES.glob("*.Dockerfile")} == set(EXPECTED)
-    assert len(EXPECTED) > 30
-
-
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_case(name: str) -> None:
     text = (CASES / f"{name}.Dockerfile").read_bytes().decode("utf-8")
@@ -193,22 +188,9 @@ def test_a_base_that_a_build_argument_must_name_is_no_problem() -> None:
 
 
 @settings(deadline=None)  # the machine may be busy
-@given(st.text())
-def test_no_text_makes_it_raise(text: str) -> None:
-    read(text)
-
-
-@settings(deadline=None)  # the machine may be busy
 @given(st.text(alphabet="ARGFOM abc=${}:-+?#%/\\'\"\n\t<`", max_size=200))
 def test_no_near_dockerfile_makes_it_raise(text: str) -> None:
     found = read(text)
     count = text.count("\n") + 1
     assert all(1 <= arg.line <= count for arg in found.args)
     assert all(1 <= problem.line <= count for problem in found.problems)
-
-
-@settings(deadline=None)  # the machine may be busy
-@given(st.text(min_size=1).filter(lambda text: not set(text) & set("\n'\ufeff")))
-def test_single_quotes_keep_everything(text: str) -> None:
-    found = read(f"FROM scratch\nARG V='{text}'\n")
-    assert [arg.value for arg in found.args] == [text]

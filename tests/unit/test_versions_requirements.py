@@ -17,11 +17,6 @@ CASES = Path(__file__).resolve().parents[1] / "cases" / "requirements"
 EXPECTED = json.loads((CASES / "expected.json").read_text(encoding="utf-8"))
 
 
-def test_every_case_has_an_answer() -> None:
-    assert {path.stem for path in CASES.glob("*.txt")} == set(EXPECTED)
-    assert len(EXPECTED) > 20
-
-
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_case(tmp_path: Path, name: str) -> None:
     answer = EXPECTED[name]
