@@ -7,24 +7,26 @@ from dataclasses import replace
 
 from pipeline.contract.plan import OpPlan
 from pipeline.flashinfer.features import NEWEST_READ
-from pipeline.flashinfer.gpus import HOPPER_ON, TRTLLM_GEN
+from pipeline.flashinfer.gpus import HOPPER, HOPPER_ON, TRTLLM_GEN
 from pipeline.flashinfer.moe_keys import rank_in_key
 
 from .ops import Context, NotTuned, padded, unproven
 from .quantization import Kind
 from .sharding import Part
 
-# format, of mxfp4 on Hopper with the kernels -> multiples of the hidden and of the intermediate size per rank that
-# vLLM 0.28 and 0.33 pad to:
+# Multiples of the hidden and of the intermediate size per rank that vLLM 0.28 and 0.33 pad to:
 # fused_moe/oracle/mxfp4.py and unquantized.py and, in layers/quantization/utils, flashinfer_fp4_moe.py and
 # flashinfer_utils.py
-PADDING = {
-    "mxfp4": {"hidden": 256, "intermediate": 128},
-    "mxfp4 cutlass": {"hidden": 128, "intermediate": 128},
-    "mxfp8": {"hidden": 256, "intermediate": 128},
-    "nvfp4": {"hidden": 256, "intermediate": 64},
-    "fp8": {"intermediate": 16},
-    "bf16": {"intermediate": 128},
+_MXFP4_ON_HOPPER = {"hidden": 128, "intermediate": 128}
+_FP8 = {"intermediate": 16}
+_BF16 = {"intermediate": 128}
+_F8, _PACKED = "float8_e4m3fn", "uint8"
+# layers with block scales -> format, the op on 10.0 and 10.3, dtypes of inputs and weights, multiples
+BLOCK_SCALED: dict[Kind, tuple[str, str, tuple[str, str], dict[str, int]]] = {
+    Kind.FP8_BLOCK: ("fp8_block", "trtllm_fp8_block_scale_moe", (_F8, _F8), {}),
+    Kind.MXFP8: ("mxfp8", "trtllm_fp8_block_scale_moe", (_F8, _F8), {"hidden": 256, "intermediate": 128}),
+    Kind.NVFP4: ("nvfp4", "trtllm_fp4_block_scale_moe", (_PACKED, _PACKED), {"hidden": 256, "intermediate": 64}),
+    Kind.MXFP4: ("mxfp4", "trtllm_fp4_block_scale_moe", ("bfloat16", _PACKED), {"hidden": 256, "intermediate": 128}),
 }
 BF16_BLOCK = 64  # columns of bfloat16 weights in one block of 128 bytes
 # family -> FlashInfer's RoutingMethodType, as its trtllm-gen ops are told it
@@ -139,17 +141,16 @@ def _against_trtllm(part: Part, context: Context, op: str) -> Iterator[str]:
 
 def _plain_moe(part: Part, context: Context, trtllm: str, dtype: str) -> OpPlan:
     """A layer without block scales: through trtllm-gen where vLLM chooses it, else through CUTLASS."""
-    fp8 = PADDING["fp8"]
     why = next(_against_trtllm(part, context, trtllm), "") if context.target.sm in TRTLLM_GEN else ""
     if why or context.target.sm not in TRTLLM_GEN:
         op = _cutlass_moe(part, context, (dtype, dtype))
-        op = padded(op, "vLLM does", fp8) if dtype == "float8_e4m3fn" else op
+        op = padded(op, "vLLM does", _FP8) if dtype == _F8 else op
         return replace(op, notes=(*op.notes, f"{trtllm} is not planned: {why}")) if why else op
     op = _trtllm_moe(part, context, trtllm, (dtype, dtype))
     if trtllm == "trtllm_bf16_moe":
-        op = padded(op, "vLLM 0.33 and SGLang do (vLLM 0.28 does not, and cannot run it)", PADDING["bf16"])
+        op = padded(op, "vLLM 0.33 and SGLang do (vLLM 0.28 does not, and cannot run it)", _BF16)
     else:
-        op = padded(op, "vLLM does", fp8)
+        op = padded(op, "vLLM does", _FP8)
     return replace(op, notes=(*op.notes, "stands for cutlass_fused_moe, which --ops cutlass_fused_moe plans instead"))
 
 
@@ -163,16 +164,23 @@ def _mxfp4_on_hopper(part: Part, context: Context) -> OpPlan:
         )
     if context.out_dtype != "bfloat16":
         raise NotTuned(f"{context.out_dtype}: cutlass_fused_moe takes bfloat16 alone with mxfp4 weights")
-    op = _cutlass_moe(part, context, ("bfloat16", "uint8"), format="mxfp4")
-    return padded(op, "vLLM does", PADDING["mxfp4 cutlass"])
+    op = _cutlass_moe(part, context, ("bfloat16", _PACKED), format="mxfp4")
+    return padded(op, "vLLM does", _MXFP4_ON_HOPPER)
 
 
-def _mxfp4_moe(part: Part, context: Context) -> OpPlan:
-    if context.target.sm == 90:
+def _block_scaled_moe(part: Part, context: Context) -> OpPlan:
+    kind, sm = part.scheme.kind, context.target.sm
+    if kind is Kind.MXFP4 and sm == HOPPER:
         return _mxfp4_on_hopper(part, context)
-    op = _trtllm_moe(part, context, "trtllm_fp4_block_scale_moe", ("bfloat16", "uint8"), format="mxfp4")
-    wide, hidden = padded(op, "vLLM does", PADDING["mxfp4"]), op.shape["hidden"]
-    if wide.shape["hidden"] == hidden:
+    if kind is Kind.FP8_BLOCK and sm not in TRTLLM_GEN:
+        raise NotTuned(
+            f"{part.scheme}: cutlass_fused_moe's profiling of block scales runs nothing "
+            f"(all versions to {NEWEST_READ}), so its timings are meaningless"
+        )
+    name, trtllm, dtypes, multiples = BLOCK_SCALED[kind]
+    op = _trtllm_moe(part, context, trtllm, dtypes, format=name)
+    wide, hidden = padded(op, "vLLM does", multiples), op.shape["hidden"]
+    if kind is not Kind.MXFP4 or wide.shape["hidden"] == hidden:
         return wide
     # vLLM (experts/trtllm_mxfp4_moe.py) and SGLang (moe_runner/flashinfer_trtllm.py) take the model's own columns
     return replace(wide, options={**wide.options, "hidden_out": str(hidden)})
@@ -180,7 +188,7 @@ def _mxfp4_moe(part: Part, context: Context) -> OpPlan:
 
 def moe_op(part: Part, context: Context) -> OpPlan:
     """The op of one MoE layer; raises `NotTuned`."""
-    kind, sm = part.scheme.kind, context.target.sm
+    kind = part.scheme.kind
     if part.unsupported:
         raise NotTuned(part.unsupported)
     if kind is Kind.NONE:
@@ -188,25 +196,11 @@ def moe_op(part: Part, context: Context) -> OpPlan:
             raise NotTuned(f"{context.model.dtype}: cutlass_fused_moe is tuned for bfloat16 and float16{context.cast}")
         return _plain_moe(part, context, "trtllm_bf16_moe", context.model.dtype)
     if kind is Kind.FP8_TENSOR:
-        return _plain_moe(part, context, "trtllm_fp8_per_tensor_scale_moe", "float8_e4m3fn")
-    if kind is Kind.FP8_BLOCK:
-        if sm not in TRTLLM_GEN:
-            raise NotTuned(
-                f"{part.scheme}: cutlass_fused_moe's profiling of block scales runs nothing "
-                f"(all versions to {NEWEST_READ}), so its timings are meaningless"
-            )
-        return _trtllm_moe(part, context, "trtllm_fp8_block_scale_moe", ("float8_e4m3fn",) * 2, format="fp8_block")
-    if kind is Kind.MXFP8:
-        op = _trtllm_moe(part, context, "trtllm_fp8_block_scale_moe", ("float8_e4m3fn",) * 2, format="mxfp8")
-        return padded(op, "vLLM does", PADDING["mxfp8"])
-    if kind is Kind.NVFP4:
-        op = _trtllm_moe(part, context, "trtllm_fp4_block_scale_moe", ("uint8", "uint8"), format="nvfp4")
-        return padded(op, "vLLM does", PADDING["nvfp4"])
-    if kind is Kind.MXFP4:
-        return _mxfp4_moe(part, context)
+        return _plain_moe(part, context, "trtllm_fp8_per_tensor_scale_moe", _F8)
+    if kind in BLOCK_SCALED:
+        return _block_scaled_moe(part, context)
     if kind is Kind.FP8_CHANNEL:
         other = "; trtllm_fp8_per_channel_scale_moe takes more, and no server that was read calls it"
-        raise NotTuned(
-            f"{part.scheme}: cutlass_fused_moe takes one scale per expert{other if sm in TRTLLM_GEN else ''}"
-        )
+        there = other if context.target.sm in TRTLLM_GEN else ""
+        raise NotTuned(f"{part.scheme}: cutlass_fused_moe takes one scale per expert{there}")
     raise NotTuned(f"{part.scheme}: not a format of FlashInfer's tuned MoE ops")
