@@ -63,17 +63,15 @@ def bump(root: Path, request: BumpRequest, note: Callable[[str], None]) -> Outco
     text = edited(versions.text, values)
     new = source.read(text.encode())
     files = render(root, new) if has_templates(root) else {}
-    before = check.committed(root, new, {})
-    now = {**before, **files}
-    old_locks = {path: data for path, data in before.items() if path.endswith(".txt")}
-    stale = list(new.locks) if request.refresh or request.upgrade else lock.outdated(new, now, old_locks)
+    now = check.committed(root, new, files)
+    stale = list(new.locks) if request.refresh or request.upgrade else lock.outdated(new, now)
     if stale and request.offline:
         raise UsageError(
             f"--offline: {counted(len(stale), 'lock')} must be compiled ({', '.join(stale)}), and that asks the index",
             hint="what a new version requires is not known offline",
         )
     try:
-        locks = lock.compile_locks(new, now, old_locks, stale, note, upgrade=request.upgrade)
+        locks = lock.compile_locks(new, now, stale, note, upgrade=request.upgrade)
     except lock.CompileFailed as error:
         raise _with_nearest(error, new, values) from error
     now |= locks

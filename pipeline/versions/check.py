@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,13 +64,9 @@ def agreement(
     """
     found = scan.scan(root, versions, rendered=rendered)
     findings = found.wrong()
-    findings += lock.check_locks(
-        versions,
-        {path: data for path, data in files.items() if path.endswith(".in")},
-        {path: data for path, data in files.items() if path.endswith(".txt")},
-    )
-    used = versions.closure({one.name for one in found.occurrences} | _in_templates(root, versions))
-    used |= {name for name in versions if any("${" + name + "}" in one.python for one in versions.locks.values())}
+    findings += lock.check_locks(versions, files)
+    places = [*found.occurrences, *templates(root, versions)]
+    used = versions.closure([*versions.in_locks, *(one.name for one in places)])
     findings += [
         Finding(versions.file, versions.lines[name], 0, f"{name} is unused: no ARG, pin or bake argument references it",
                 "source")
@@ -79,14 +76,8 @@ def agreement(
     return findings
 
 
-def _in_templates(root: Path, versions: Versions) -> set[str]:
-    return {one.name for one in templates(root, versions)}
-
-
 def templates(root: Path, versions: Versions) -> list[scan.Occurrence]:
     """Lines of templates that name a version."""
-    import re
-
     found = []
     for path in sorted((root / FOLDER).rglob("*.j2")):
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1):

@@ -93,20 +93,20 @@ def pip_config() -> PipConfig:
 
 
 def compile_locks(
-    versions: Versions, files: Mapping[str, bytes], old: Mapping[str, bytes], names: Iterable[str],
-    note: Callable[[str], None], *, upgrade: tuple[str, ...] = (),
+    versions: Versions, files: Mapping[str, bytes], names: Iterable[str], note: Callable[[str], None], *,
+    upgrade: tuple[str, ...] = (),
 ) -> dict[str, bytes]:  # fmt: skip
-    """Compile the locks `names` from `files` (rendered .in files); raise `CompileFailed`.
+    """Compile the locks `names` from `files` (.in files, and the locks of today); raise `CompileFailed`.
 
-    `old` are the locks of today: what they pin stays where the requirements allow it, unless `upgrade` names it
-    (`*`: everything). The result has the new locks by their path.
+    What a lock of today pins stays where the requirements allow it, unless `upgrade` names it (`*`: everything). The
+    result has the new locks by their path.
     """
     config = pip_config()
     done: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory(prefix="pipeline-locks-") as work:
         folder = Path(work) / FOLDER
         folder.mkdir()
-        for path, data in [*files.items(), *old.items()]:
+        for path, data in files.items():
             if path.startswith(f"{FOLDER}/") and "/" not in path.removeprefix(f"{FOLDER}/"):
                 (folder.parent / path).write_bytes(data)
         compiler = _Compiler(folder, config, upgrade, note)
@@ -228,29 +228,29 @@ def _pins_digest(text: str) -> str:
     return "sha256:" + sha256_json([content for _, content in logical_lines(text)])
 
 
-def outdated(versions: Versions, files: Mapping[str, bytes], locks: Mapping[str, bytes]) -> list[str]:
+def outdated(versions: Versions, files: Mapping[str, bytes]) -> list[str]:
     """The environments whose lock is missing, or was compiled from other requirements than those of `files`."""
     names = []
     for name, lock in versions.locks.items():
-        text = locks.get(target(name), b"").decode("utf-8", "replace")
+        text = files.get(target(name), b"").decode("utf-8", "replace")
         if source(name) in files and f"# requirements {_inputs_digest(name, lock, files)}" not in text.splitlines():
             names.append(name)
     return names
 
 
-def check_locks(versions: Versions, files: Mapping[str, bytes], locks: Mapping[str, bytes]) -> list[Finding]:
-    """Hold every lock against its .in file and versions.json; `files` are the .in files, `locks` those committed."""
+def check_locks(versions: Versions, files: Mapping[str, bytes]) -> list[Finding]:
+    """Hold every lock against its .in file and versions.json; `files` has both."""
     findings: list[Finding] = []
     read: dict[str, list[Pin]] = {}
     for name, lock in versions.locks.items():
         path = target(name)
         if source(name) not in files:
             findings.append(Finding(source(name), 0, 0, f"is missing: {versions.file} has a lock {name}", "lock"))
-        elif path not in locks:
+        elif path not in files:
             findings.append(Finding(path, 0, 0, "is missing; `pipeline versions bump --refresh` compiles it", "lock"))
         else:
             try:
-                text = locks[path].decode()
+                text = files[path].decode()
             except UnicodeDecodeError:
                 findings.append(Finding(path, 0, 0, "is not UTF-8", "lock"))
                 continue

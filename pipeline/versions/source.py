@@ -113,6 +113,7 @@ class Versions(Mapping[str, str]):
     file: str = FILE
     unmanaged: tuple[str, ...] = ()
     own: bool = True  # the file says itself what its names govern
+    in_locks: tuple[str, ...] = ()  # names that the settings of locks are made of
     text: str = field(default="", repr=False)
 
     def __getitem__(self, name: str) -> str:
@@ -207,7 +208,8 @@ def read(data: bytes, file: str = FILE) -> Versions:
         locks[name] = lock.model_copy(update={"python": python})
     if problems:
         raise _invalid(file, problems)
-    return Versions(values, raw, lines, governs, locks, file, tuple(whole.unmanaged), own, text)
+    in_locks = tuple(name for lock in whole.locks.values() for name in REFERENCE.findall(lock.python))
+    return Versions(values, raw, lines, governs, locks, file, tuple(whole.unmanaged), own, in_locks, text)
 
 
 def _invalid(file: str, problems: list[Problem]) -> SourceInvalid:
