@@ -38,19 +38,20 @@ def _gains(plan: Plan, model: str) -> tuple[list[str], list[str]]:
             f"For a server's cold start: {server_command(model)}"
         )
         return [first, *(f"  {reason}" for reason in reasons), ""], []
-    return [], [*summary(plan, Target(plan.device, plan.arch).sm), _start(plan, model)]
+    return [], [*summary(plan, Target(plan.device, plan.arch).sm), *_start(plan, model)]
 
 
-def _start(plan: Plan, model: str) -> str:
-    """What of a server's first start these entries replace, and what they do not."""
-    names = [op.name for op in plan.ops if not op.unserved]
-    alone = f" (--ops {','.join(names)} plans only these)" if len(names) < len(plan.ops) else ""
-    return (
-        f"of a server's cold start this replaces the tuning of {', '.join(names)} alone{alone}: not torch.compile, "
-        "Triton kernels and modules that are compiled at the start, "
-        f"which {server_command(model)} bakes as well; and neither replaces "
-        "loading weights and capturing CUDA graphs"
-    )
+def _start(plan: Plan, model: str) -> list[str]:
+    """What of a server's first start can be baked, and by what."""
+    names = ",".join(op.name for op in plan.ops if not op.unserved)
+    rows = [
+        (f"FlashInfer's tuning of {names}", "goes with this plan, and with a server's warm-up"),
+        ("torch.compile, Triton, modules compiled at the start", "goes with a server's warm-up"),
+        ("loading weights, capturing CUDA graphs, imports", "stays"),
+    ]
+    alone = [f"--ops {names} plans only what a server looks up"] if len(names.split(",")) < len(plan.ops) else []
+    lines = [*_table(rows), f"a server's warm-up: {server_command(model)} with your image and arguments", *alone]
+    return ["", "of a server's cold start:", *(f"  {line}" for line in lines)]
 
 
 def describe(plan: Plan, model: str = "") -> str:
