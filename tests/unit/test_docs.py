@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import runpy
+import shlex
+import shutil
 from functools import cache
 from pathlib import Path
+
+import pytest
+from cache_samples import record, write
+
+from pipeline.__main__ import main, parser_for
+from pipeline.contract.errors import UsageError
+from pipeline.contract.exits import Exit
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md" and page.parent.name != "decisions"]
 REFERENCE = runpy.run_path(str(ROOT / "docs" / "reference" / "generate.py"))
 PATHS = (ROOT / "docs" / "reference" / "paths.md").read_text(encoding="utf-8")
 
@@ -96,16 +107,81 @@ def test_the_page_of_commands_is_what_the_parser_says() -> None:
     )
 
 
-def test_every_command_that_a_page_names_exists() -> None:
-    """`pipeline WORDS` in code marks, and commands of code blocks, name a command and options that it has."""
+def test_every_command_that_a_sentence_names_exists() -> None:
+    """`pipeline WORDS` in code marks: a command, and options that it has."""
     wrong = []
-    for page in (page for page in PAGES if page.name != "CHANGELOG.md" and page.parent.name != "decisions"):
-        text = page.read_text(encoding="utf-8")
-        typed = re.findall(r"^(?: {4}|\$ |)(?:\$ )?(?:\.venv/bin/python -m )?pipeline ([^#\n]*)", text, re.MULTILINE)
-        for line in [*re.findall(r"`pipeline ([a-z][^`]*)`", text), *typed]:
+    for page in CURRENT:
+        for line in re.findall(r"`pipeline ([a-z][^`]*)`", page.read_text(encoding="utf-8")):
             if problem := refused(re.split(" -- | && | \\\\| ", re.sub("'[^']*'", "X", line))[0].split()):
                 wrong.append(f"{page.relative_to(ROOT)}: pipeline {line}: {problem}")
     assert wrong == []
+
+
+def typed() -> list[tuple[str, list[str]]]:
+    """Commands that stand on lines of their own, with their pages: in blocks, and the examples of every `--help`.
+
+    Of `[--option VALUE]` and `A|B` the option and A are taken; `…` stands for words that a page leaves out.
+    """
+    found = []
+    for page in CURRENT:
+        text = re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8"))
+        for line in re.findall(r"^(?: {4}|)(?:\$ )?(?:\.venv/bin/python -m )?pipeline ([^\n]*)", text, re.MULTILINE):
+            plain = re.sub(r"[\[\]]| \| |(?<=\w)\|\S+", " ", line)
+            words = [word for word in shlex.split(plain, comments=True) if word != "…"]
+            found.append((f"{page.relative_to(ROOT)}: pipeline {line}", words))
+    return found
+
+
+def test_every_command_of_a_block_is_accepted_by_its_parser() -> None:
+    wrong = []
+    for where, words in typed():
+        here = words[: words.index("--")] if "--" in words else words
+        try:
+            _, unknown = parser_for(here).parse_known_args(here)
+        except UsageError as error:
+            wrong.append(f"{where}: {error.message}")
+        else:
+            wrong += [f"{where}: {unknown}"] if unknown else []
+    assert wrong == []
+    assert len(typed()) > 80
+
+
+# Commands that need neither an engine nor a registry nor a network. All others of the pages are run by the tests of an
+# engine (tests/docker, tests/servers) and of registries (tests/release), with names of their own.
+ALONE = re.compile(
+    r"plan |init |versions (check $|check --format|usages|args|pins)|explain \S+\.json|"
+    r"cache (inspect|diff|merge|export) (?!tuned/|oci:|DIR|\S+ oci:)"
+)
+
+# What else than 0 an answer may be, of samples that differ and were made elsewhere.
+ENDS = {
+    "cache diff": {Exit.OK, Exit.DRIFT},
+    "explain autotune_configs.json": {Exit.CACHE},
+    "explain other_gpu_same_arch.json": {Exit.CACHE},
+}
+
+
+def test_commands_that_need_nothing_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that has what they name: caches, files of caches, a model's config. What `-o` names is new each time."""
+    for at, name in enumerate(("h100", "h200", "monday", "tuesday")):
+        write(tmp_path / "caches" / name, gpu=f"NVIDIA {name.upper()}" if at < 2 else "", tactic=at)
+    (h200,) = (tmp_path / "caches" / "h200").glob("*/*/*")
+    for name in ("autotune_configs.json", "rank_0.json", "rank_1.json", "other_gpu_same_arch.json"):
+        shutil.copy(h200 / "autotune_configs.json", tmp_path / name)
+    (tmp_path / "h200.json").write_text(json.dumps(record("NVIDIA H100").to_json()))
+    (tmp_path / "record.json").write_text(json.dumps(record().to_json()))
+    shutil.copy(ROOT / "pipeline" / "models" / "Llama-3.1-8B.json", tmp_path / "config.json")
+    run, wrong = 0, []
+    for where, words in typed():
+        if ALONE.match(f"{shlex.join(words)} ") and "--live" not in words:
+            monkeypatch.chdir(ROOT if words[0] == "versions" else tmp_path)
+            given = [h200.name[:4] if word == "3f2a" else word for word in words]
+            if "-o" in given:
+                given[given.index("-o") + 1] = f"new-{run}.json"
+            code, run = main(given), run + 1
+            wrong += [f"{where}: ends with {code}"] if code not in ENDS.get(" ".join(words[:2]), {Exit.OK}) else []
+    assert wrong == []
+    assert run > 15
 
 
 def test_every_make_command_that_a_page_names_exists() -> None:
@@ -174,7 +250,7 @@ def test_the_readme_is_two_screens() -> None:
 
 def test_modules_and_files_that_pages_name_exist() -> None:
     missing = []
-    for page in (page for page in PAGES if page.name != "CHANGELOG.md" and page.parent.name != "decisions"):
+    for page in CURRENT:
         text = page.read_text(encoding="utf-8")
         files = re.findall(r"`((?:pipeline|tests|bench|templates|\.github|\.ci)/[\w./-]+)`", text)
         modules = [
