@@ -159,7 +159,8 @@ def _lend_base(client: Any, own: Any, archive: Path) -> None:
     from pipeline.versions import load
 
     versions = load(ROOT)
-    found = base.present(client, wanted="", default=versions["BASE_IMAGE"], suite=versions["DEBIAN_SUITE"])
+    bootstrapped = base._reference(base.BASE_NAME, versions["DEBIAN_SUITE"])
+    found = base.find(client, versions["BASE_IMAGE"], "present") or base.find(client, bootstrapped, "bootstrapped")
     if found is None:
         return
     with archive.open("wb") as stream:
