@@ -49,11 +49,11 @@ def target(name: str) -> str:
 
 @dataclass(frozen=True)
 class PipConfig:
-    """What pip is configured for, as words and environment of uv. `main` is the index that pip asks first."""
+    """What pip is configured for, as words and environment of uv. `extra` are the indexes beside the main one."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
-    main: str
+    extra: tuple[str, ...]
 
 
 def pip_config() -> PipConfig:
@@ -70,15 +70,16 @@ def pip_config() -> PipConfig:
     def several(option: str) -> list[str]:
         return options.get(option, "").split()
 
-    default = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
-    main = options.get("index-url") or run([sys.executable, "-c", default], capture=True).stdout.strip()
     words = ["--no-config", "--index-strategy", "unsafe-best-match"]  # as pip: the best of all indexes
+    main, extra = options.get("index-url", ""), several("extra-index-url")
+    if extra and not main:
+        default = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
+        main = run([sys.executable, "-c", default], capture=True).stdout.strip()
     if options.get("no-index", "").lower() in ("1", "true", "yes", "on"):
         words.append("--no-index")
-    else:  # uv prefers what it is given first, and locks the hashes of that index: the main one has all of them
-        first, *further = [main, *several("extra-index-url")]
-        words += [word for index in (first, *further) for word in ("--index", index)]
-        words += ["--default-index", first]
+    elif main:  # uv prefers what it is given first, and locks the hashes of that index: the main one has all of them
+        words += [word for index in (main, *extra) for word in ("--index", index)]
+        words += ["--default-index", main]
     for option, word in (("find-links", "--find-links"), ("constraint", "--constraints"),
                          ("trusted-host", "--allow-insecure-host")):  # fmt: skip
         words += [part for value in several(option) for part in (word, value)]
@@ -89,7 +90,7 @@ def pip_config() -> PipConfig:
              ("retries", "UV_HTTP_RETRIES"))  # fmt: skip
     environment = {variable: options[option] for option, variable in names if options.get(option)}
     environment["UV_PYTHON_DOWNLOADS"] = "never"  # nothing is built, so that the Python of a lock need not be here
-    return PipConfig(tuple(words), environment, main)
+    return PipConfig(tuple(words), environment, tuple(extra))
 
 
 def compile_locks(
@@ -187,7 +188,8 @@ class _Compiler:
             return row
         if not re.match(r"https?://", found[1]):
             return "    # from a folder on the disk of whoever compiled this: its hash was not compared with an index"
-        return "" if found[1].rstrip("/") == self.config.main.rstrip("/") else "    # from an extra index"
+        extra = any(found[1].rstrip("/") == index.rstrip("/") for index in self.config.extra)
+        return "    # from an extra index" if extra else ""
 
 
 def _pins(text: str) -> set[str]:

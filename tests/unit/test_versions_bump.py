@@ -239,7 +239,7 @@ def test_pip_s_configuration_is_handed_to_uv(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PIP_CERT", "/other.pem")
     config = pip_config()
     words = " ".join(config.words)
-    assert config.main == "https://four.invalid/simple"
+    assert config.extra == ("https://two.invalid/simple", "https://three.invalid/simple")
     assert "--index https://four.invalid/simple --index https://two.invalid/simple --index https://three" in words
     assert "--find-links /one --find-links /two" in words and "--allow-insecure-host two.invalid" in words
     assert config.environment["SSL_CERT_FILE"] == "/other.pem"
