@@ -223,6 +223,12 @@ def test_the_language_model_of_a_vl_model_is_planned_as_its_family(tmp_path, out
     assert "vision" in reasons(plan) and plan.digest == plan_of(same, arch="100a").digest
 
 
+def test_an_older_config_has_all_fields_of_its_vl_model_at_the_top(tmp_path):
+    flat = {**find_model("Qwen3-8B").config, "model_type": "qwen2_5_vl", "vision_config": {"depth": 1}}
+    plan = plan_of(write_config(tmp_path, flat))
+    assert "vision" in reasons(plan) and plan.digest == plan_of("Qwen3-8B").digest
+
+
 @pytest.mark.parametrize(
     ("base", "key"),
     [("DeepSeek-V3", "n_routed_experts"), ("Qwen3-30B-A3B", "num_experts"), ("Mixtral-8x7B", "num_local_experts"),
