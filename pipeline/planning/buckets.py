@@ -22,7 +22,7 @@ CPU_MAX_TOKENS = 128
 CUDA_MAX_TOKENS = 8192
 LARGEST = 1 << 20  # no server batches a million tokens; a slip of the finger does
 MOST = 4096  # buckets of one plan: each is tuned for every op
-_HOW = "it takes counts and ranges first-last:step, such as 1,2,4,8-256:8"
+_HOW = f"it takes counts from 1 to {LARGEST} and ranges first-last:step, such as 1,2,4,8-256:8"
 _EQUAL_STEPS = 4  # counts from which on a range is the shorter spelling
 
 
@@ -81,36 +81,17 @@ def spell_buckets(counts: Sequence[int]) -> str:
     return ",".join(spelled)
 
 
-def _whole(text: str) -> int | None:
-    """ASCII digits as a number from 1 to `LARGEST`; None for anything else."""
-    if re.fullmatch(r"[0-9]{1,12}", text, re.ASCII) and 1 <= (number := int(text)) <= LARGEST:
-        return number
-    return None
-
-
 def _counts(word: str, problems: Problems, option: str) -> Sequence[int]:
     """The counts that one word names; nothing where it is wrong."""
     named = f"{option}={shown(word, 60)}"
-    if ":" not in word and "-" not in word[1:]:
-        count = _whole(word)
-        if count is None:
-            problems.add(f"{named} is not an integer from 1 to {LARGEST}", _HOW)
-        return () if count is None else (count,)
-    parts = re.fullmatch(r"([0-9]+)-([0-9]+)(?::([0-9]+))?", word, re.ASCII)
-    if parts is None:
-        problems.add(f"{named} is neither a count nor a range", _HOW)
-    elif parts[3] is None:
-        problems.add(f"{named} has no step", f"{word}:1 is every count of it, a larger step fewer")
+    found = re.fullmatch(r"([0-9]{1,7})(?:-([0-9]{1,7}):([0-9]{1,7}))?", word, re.ASCII)
+    first, last, step = (int(found[1]), int(found[2] or found[1]), int(found[3] or 1)) if found else (0, 0, 0)
+    if not 1 <= first <= last <= LARGEST or step < 1:
+        problems.add(f"{named} is neither a count nor a range with a step", _HOW)
+    elif beyond := (last - first) % step:
+        below = last - beyond
+        hint = f"{first}-{below}:{step} ends below it, {first}-{below + step}:{step} above"
+        problems.add(f"{named} does not reach {last}", hint)
     else:
-        first, last, step = map(_whole, parts.groups())
-        if first is None or last is None or step is None:
-            problems.add(f"{named} is out of range", f"first, last and step are 1 to {LARGEST}")
-        elif last < first:
-            problems.add(f"{named} ends before it begins", "a range goes up, first-last:step")
-        elif beyond := (last - first) % step:
-            below = last - beyond
-            hint = f"{first}-{below}:{step} ends below it, {first}-{below + step}:{step} above"
-            problems.add(f"{named} does not reach {last}", hint)
-        else:
-            return range(first, last + 1, step)
+        return range(first, last + 1, step)
     return ()

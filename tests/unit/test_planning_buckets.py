@@ -41,16 +41,12 @@ def test_counts_and_ranges_are_sorted_without_repeats(text, counts):
     ("text", "message", "hint"),
     [
         *(
-            (t, f"{t} is neither a count nor a range", "first-last:step")
-            for t in ("8-", "-8-16:8", "8-16:8:8", "a-b:c")
+            (t, f"--buckets={t} is neither a count nor a range with a step", "first-last:step")
+            for t in ("8-", "-8-16:8", "8-16:8:8", "a-b:c", "8-16", "8-4:2", "8-16:0", "-8", "x", "0", "٣", "1048577")
         ),
         ("8-\x1b[2J", "--buckets=8-\\x1b[2J is neither a count nor a range", "first-last:step"),
-        ("8-16", "--buckets=8-16 has no step", "8-16:1 is every count"),
-        ("8-4:2", "--buckets=8-4:2 ends before it begins", "first-last:step"),
-        ("8-16:0", "--buckets=8-16:0 is out of range", "first, last and step are 1 to 1048576"),
-        (f"1-{'9' * 5000}:1", "9… is out of range", "first, last and step are 1 to 1048576"),
+        (f"1-{'9' * 5000}:1", "9… is neither a count nor a range", "from 1 to 1048576"),
         ("8-250:8", "--buckets=8-250:8 does not reach 250", "8-248:8 ends below it, 8-256:8 above"),
-        *((t, f"--buckets={t} is not an integer from 1 to 1048576", "such as") for t in ("-8", "x", "0", "٣")),
         (f"1-{MOST}:1,8192", "--buckets names 4097 token counts, 4096 are the most", "that the server runs"),
     ],
 )

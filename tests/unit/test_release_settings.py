@@ -70,7 +70,7 @@ def test_what_a_build_would_refuse_is_said_of_every_cell(matrix: Path, capsys: A
     matrix.write_text(f'{MATRIX}buckets = [1, "8-16"]\n{CUDA}max_tokens = 4\nbuckets = "x"\n')
     assert main(["release", "cells", "--matrix", str(matrix), "--registry", "127.0.0.1:1"]) == Exit.USAGE
     said = capsys.readouterr().err
-    assert "tiny-tp1: --buckets=8-16 has no step" in said and "tiny-tp2-h200: --buckets=x is not an integer" in said
+    assert "tiny-tp1: --buckets=8-16 is neither a count" in said and "tiny-tp2-h200: --buckets=x is neither" in said
 
 
 def test_nothing_to_release_is_said(capsys: Any) -> None:
