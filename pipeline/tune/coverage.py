@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -78,32 +78,14 @@ def cover(tuner: ObservedTuner, plan: Plan, op: OpPlan, case: Case, measured: Me
     return rows
 
 
-@dataclass(frozen=True)
-class Compared:
-    """What comparing found about one entry, for the manifest.
-
-    Times in milliseconds at the bucket; `ratio` chosen over default, over all token counts and clock states. `argmin`
-    is what FlashInfer had chosen. `candidates` counts those that were compared.
-    """
-
-    time_ms: float | None = None
-    default_ms: float | None = None
-    ratio: float | None = None
-    spread: float | None = None
-    decided_by: str = "argmin"
-    candidates: int = 0
-    failed: int = 0
-    argmin: tuple[str, Any] | None = None
-    note: str = ""
-
-
 class Measured:
     """What was measured while tuning, by op of the plan and nearest profile: how each row came about."""
 
     def __init__(self, earlier: Sequence[Covered] = ()) -> None:
         self._samples: dict[tuple[str, str, Any], list[Sample]] = {}
         self._earlier = {row.entry: row for row in earlier}
-        self.compared: dict[str, Compared] = {}  # by file key
+        # What comparing found, by file key: fields of the manifest's row, times in milliseconds at the bucket
+        self.compared: dict[str, Mapping[str, Any]] = {}
 
     def add(self, op: OpPlan, samples: Sequence[Sample]) -> None:
         """Keep the samples of one op."""
@@ -137,8 +119,8 @@ class Measured:
             time_ms=round(times[0], 6) if times and isfinite(times[0]) else None,
             note=note,
         )
-        compared = self.compared.get(lookup.key)
-        return row if compared is None else _with_times(row, compared)
+        compared = self.compared.get(lookup.key, {"note": ""})
+        return replace(row, **{**compared, "note": "; ".join(filter(None, (note, compared["note"])))})
 
     def why_missing(self, op: OpPlan, lookup: Lookup) -> str:
         """What is known about a bucket without an entry."""
@@ -150,21 +132,3 @@ class Measured:
             there = f": {'; '.join(errors[:3])}" if errors else ", none of them on this rank"
             return f"each of {len(tried)} tactics failed on some rank{there}"
         return f"{len(tried)} tactics were tried, {len(errors) or 'none'} failed here: {'; '.join(errors[:3])}"
-
-
-def _with_times(row: Covered, found: Compared) -> Covered:
-    """A row with what comparing found: times side by side with the default, and what decided."""
-    note = "; ".join(part for part in (row.note, found.note) if part)
-    if found.ratio is None:  # not compared after all
-        return replace(row, note=note)
-    return replace(
-        row,
-        candidates=max(row.candidates, found.candidates),
-        failed=max(row.failed, found.failed),
-        time_ms=found.time_ms,
-        default_ms=found.default_ms,
-        ratio=found.ratio,
-        spread=found.spread,
-        decided_by=found.decided_by,
-        note=note,
-    )

@@ -27,10 +27,11 @@ UNTUNED = (3, 5, 7, 12, 24, 40, 48, 96, 160, 200, 384, 640, 900, 1100, 1700, 230
 def _pair(question: Any, mine: Any, other: Any, device: Any, rounds: int, tokens: int) -> dict[str, Any]:
     from pipeline.tune.compare import timing
 
-    trial = timing.make_bench([question], [other, mine], timing.nobody, tokens, timing.buffers_for(device))
-    if trial.failed:
-        return {"failed": dict(trial.failed)}
-    (batches,) = timing.time_benches([trial], [[0, 1]], rounds)
+    asked = timing.Asked([question], {0: other, 1: mine}, tokens)
+    (answer,) = timing.time_entries(device, [asked], rounds)
+    if answer.error or answer.failed:
+        return {"failed": dict(answer.failed), "error": answer.error}
+    batches = answer.batches
     times = [one for batch in batches for one in batch]
     states = range(len(times[0][0]))
     ratios = [statistics.median(one[1][state] - one[0][state] for one in times) for state in states]

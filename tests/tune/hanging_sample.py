@@ -39,7 +39,7 @@ def case(hangs, ended):
     point = type("Point", (), {"inputs": [], "runners": [None]})
     bench.points, bench.candidates, bench.tell = (
         [point],
-        [timing.Candidate(0, tactic) for tactic in (-1, 0)],
+        {number: timing.Candidate(0, tactic) for number, tactic in enumerate((-1, 0))},
         told.append,
     )
     bench.ms, bench._calls, bench._sets, bench._device = [0.5], [4], [None], None

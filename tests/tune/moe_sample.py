@@ -126,9 +126,7 @@ with cpu_clock():
     freed.clear()
     compare_op(session, op, case, set(), alone)
     told["freed"] = freed[:]
-    told["compared"] = {
-        key.split("'")[1]: [one.candidates, one.argmin[1]] for key, one in session.measured.compared.items()
-    }
+    told["compared"] = {key.split("'")[1]: one["decided_by"] for key, one in session.measured.compared.items()}
     told["baked"] = baked()
     case.rows_without_memory = 100
     verify(session, op, case, set(), alone)

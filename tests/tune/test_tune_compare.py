@@ -98,14 +98,13 @@ def test_a_second_process_that_is_lost_leaves_the_default(
 
 
 @pytest.mark.once
-def test_an_entry_that_a_second_process_cannot_time_keeps_the_default(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
+def test_what_a_second_process_cannot_time_is_not_chosen(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
     fault = "worker_cannot_run_a_candidate"
     done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, "--workers", "1", fault=fault, rank="*", warm=False)
     assert done.status == 0, done.stderr
     manifest, _ = read(tmp_path / "out")
     assert not manifest.notes
-    notes = {row.bucket: row.note for row in manifest.covered}
-    assert notes == {1: "", 16: "the default: the second process of rank 1 could not time it: RuntimeError: planted"}
+    assert [(row.tactic, row.decided_by) for row in manifest.covered if row.bucket == 16] == [(-1, "default")]
 
 
 def test_the_two_products_of_a_moe_layer_are_compared_and_verified_each_by_itself(tuner: Tuner) -> None:
@@ -114,7 +113,7 @@ def test_the_two_products_of_a_moe_layer_are_compared_and_verified_each_by_itsel
     done = subprocess.run(words, env=tuner.environment(), capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told["compared"] == {"gemm1": [4, 2], "gemm2": [4, 5]}, "three and the default, and the fastest"
+    assert told["compared"] == {"gemm1": "faster", "gemm2": "faster"}
     assert told["baked"] == {"gemm1": 2, "gemm2": 5}
     assert told["freed"] == []
     assert told["blocked"] == [["gemm1", 2]], "a wrong first product blocks no tactic of the second"

@@ -19,14 +19,13 @@ from pipeline.contract.digest import canonical_json
 from pipeline.contract.plan import OpPlan
 from pipeline.tune import flashinfer_api
 from pipeline.tune.attempt import Attempt, identity
-from pipeline.tune.coverage import Compared
-from pipeline.tune.guard import OUT_OF_MEMORY, survive
+from pipeline.tune.guard import OUT_OF_MEMORY
 from pipeline.tune.tuner import Question
 
 from . import clock, decide, timing
 from .decide import Batch, Key
-from .second import Answer, entries_at
-from .timing import DEFAULT, Bench, Candidate, Tell, make_bench, time_benches, words
+from .second import entries_at
+from .timing import DEFAULT, Answer, Asked, Candidate, Tell, time_entries, words
 
 if TYPE_CHECKING:
     from pipeline.tune.ops import Case
@@ -41,23 +40,26 @@ _TOGETHER = 8  # buckets that are timed in one go, where both states of the cloc
 class Entry:
     """One entry and its candidates. `points` are the token counts that it answers, the bucket first.
 
-    `processes` are the batches of each process that timed it, `alive` the candidates that ran in all of them. `error`
-    says why it cannot be compared, `short` why it keeps the default.
+    `processes` are the batches of each process that timed it, `failed` the candidates that did not run in one of them.
+    `error` says why it cannot be compared, `short` why it keeps the default.
     """
 
     key: Key
     points: Sequence[Question]
     candidates: list[Candidate]
-    alive: list[int] = field(default_factory=list)
     processes: list[Sequence[Batch]] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
     error: str = ""
     short: str = ""
 
-    def offer(self, numbers: Sequence[int]) -> list[tuple[int, Any]]:
-        """Some candidates as JSON values: place of the runner, tactic."""
-        chosen = [self.candidates[number] for number in numbers]
-        return [(one.runner, flashinfer_api.tactic_json(one.tactic)) for one in chosen]
+    @property
+    def alive(self) -> dict[int, Candidate]:
+        """The candidates by number, without those that failed."""
+        return {number: one for number, one in enumerate(self.candidates) if number not in self.failed}
+
+    def offer(self) -> dict[int, tuple[int, Any]]:
+        """Those as JSON values: place of the runner, tactic."""
+        return {n: (one.runner, flashinfer_api.tactic_json(one.tactic)) for n, one in self.alive.items()}
 
 
 def compare_op(session: Session, op: OpPlan, case: Case, known: Collection[str], gather: Gather) -> None:
@@ -95,7 +97,7 @@ class _Comparison:
         session, began = self.session, time.monotonic()
         session.ranks.steps.say(f"comparing {self.op.name} ({self.op.op}) at {', '.join(map(str, buckets))} tokens")
         entries, error = self._entries(buckets, known)
-        offers = [one.offer(range(len(one.candidates))) for one in entries]
+        offers = [list(one.offer().values()) for one in entries]
         said: list[tuple[str, float, list[Any]]] = self.gather((error, session.compare_budget.spent, offers))
         error = next((one for one, _, _ in said if one), "")
         if not error:
@@ -133,7 +135,8 @@ class _Comparison:
                 and points[0].lookup.key not in session.measured.compared
             ], ""
         except OUT_OF_MEMORY as failure:
-            self._give_back()
+            if timing.on_gpu(session.device):
+                torch.cuda.empty_cache()
             return [], words(failure)
 
     def _candidates(self, bucket: int, question: Question) -> list[Candidate]:
@@ -160,94 +163,66 @@ class _Comparison:
         return [DEFAULT, *(one for _, _, one in sorted(fastest, key=lambda one: one[1]))]
 
     def _time(self, entries: list[Entry], *, together: bool) -> str:
-        """Time entries in this process, then in the second; why not all of several could be timed in one go."""
+        """Time entries in this process, then in the second; why several could not be timed in one go."""
+        device = self.session.device
         # Entries of one bucket that share a runner share its workspace: one at a time
-        for some in [entries] if together else [[entry] for entry in entries]:
-            if some and (error := self._here(some)) and together:
+        for some in [entries] if together and entries else [[entry] for entry in entries]:
+            asked = [Asked(one.points, one.alive, one.key[1], self._tell(one)) for one in some]
+            self._add(some, time_entries(device, asked, decide.ROUNDS))
+            error = next((entry.error for entry in some if entry.error), "")
+            if error and together:
                 return error
-            able = [entry for entry in some if not entry.error and len(entry.alive) > 1]
-            if able and self.session.second.pool is not None:
-                self._elsewhere(able)
+            self._time_again([entry for entry in some if not entry.error and len(entry.alive) > 1])
         return ""
 
-    def _here(self, entries: Sequence[Entry]) -> str:
-        """Time entries in this process, all ranks at once; what is wrong with the first that cannot be timed."""
-        benches: list[Bench] = []
-        said: list[tuple[str, dict[int, str]]] = []  # of each entry: why there is no bench, and which candidates fail
-        try:
-            buffers = timing.buffers_for(self.session.device)
-            for entry in entries:
-                benches.append(make_bench(entry.points, entry.candidates, self._tell(entry), entry.key[1], buffers))
-                said.append(("", dict(benches[-1].failed)))
-        except Exception as failure:  # noqa: BLE001 - no memory for the copies, for one
-            survive(failure)
-            said += [(words(failure), {})] * (len(entries) - len(said))
-        for entry, of_ranks in zip(entries, zip(*self.gather(said), strict=True), strict=True):
-            for error, failed in of_ranks:
-                entry.error = entry.error or error
-                entry.failed |= failed
-            if 0 in entry.failed:
-                entry.error = entry.error or f"the default fails: {entry.failed[0]}"
-            entry.alive = [c for c in entry.alive if c not in entry.failed]
-        error = next((entry.error for entry in entries if entry.error), "")
-        if not error:
-            timed = time_benches(benches, [entry.alive for entry in entries], decide.ROUNDS)
-            for entry, batches in zip(entries, zip(*self.gather(timed), strict=True), strict=True):
-                entry.processes.append(_mean_of(batches))
-        benches.clear()
-        self._give_back()
-        return error
+    def _add(self, entries: Sequence[Entry], answers: Sequence[Answer]) -> None:
+        """Add what one process of every rank has timed."""
+        said = self.gather(list(answers))
+        for place, entry in enumerate(entries):
+            theirs = [rank[place] for rank in said]
+            for one in theirs:
+                entry.failed |= one.failed
+            default = f"the default fails: {entry.failed[0]}" if 0 in entry.failed else ""
+            entry.error = next((one.error for one in theirs if one.error), default)
+            if not entry.error:
+                entry.processes.append(_mean_of([one.batches for one in theirs]))
 
-    def _elsewhere(self, entries: Sequence[Entry]) -> None:
-        """Time entries in every rank's second process; what fails there keeps the default."""
+    def _time_again(self, entries: Sequence[Entry]) -> None:
+        """Time entries in every rank's second process; what it cannot time keeps the default."""
         session = self.session
-        asked = [(entry.key, entry.offer(entry.alive)) for entry in entries]
-        mine, why = session.second.time(asked, decide.ROUNDS, session.ranks.steps.tick)
-        said: list[tuple[int, list[Answer], str]] = self.gather((session.ranks.rank, mine, why))
-        lost = next((f"on rank {rank}: {why}" for rank, _, why in said if why), "")
+        if not entries or session.second.pool is None:
+            return
+        asked = [(entry.key, entry.offer()) for entry in entries]
+        answers, why = session.second.time(asked, decide.ROUNDS, session.ranks.steps.tick)
+        said: list[tuple[int, str]] = self.gather((session.ranks.rank, why))
+        lost = next((f"on rank {rank}: {why}" for rank, why in said if why), "")
         if lost:
             session.second.dismiss(lost)
             return
-        for place, entry in enumerate(entries):
-            bad = next(((rank, theirs[place].error) for rank, theirs, _ in said if theirs[place].error), None)
-            if bad is not None:
-                entry.short = f"the second process of rank {bad[0]} could not time it: {bad[1]}"
-                continue
-            named = [
-                [
-                    [{entry.alive[c]: times for c, times in one.items()} for one in batch]
-                    for batch in theirs[place].batches
-                ]
-                for _, theirs, _ in said
-            ]
-            entry.processes.append(_mean_of(named))
+        self._add(entries, answers)
+        for entry in entries:
+            if entry.error:
+                entry.error, entry.short = "", f"the second process could not time it: {entry.error}"
 
     def _bake(self, entry: Entry) -> None:
         """Bake what was decided: the default where an entry lacks the times of a process, FlashInfer's where of all."""
         session, question = self.session, entry.points[0]
         if session.second.wanted and len(entry.processes) < 2 and len(entry.alive) > 1:
             entry.short = entry.short or "it was timed in one process only"
-        argmin = (question.lookup.runner, question.lookup.tactic)
-        many, failed = len(entry.candidates), len(entry.failed)
         if entry.error:
-            note = f"not compared: {entry.error}"
-            found = Compared(candidates=many, failed=failed, argmin=argmin, note=note)
-            session.measured.compared[question.lookup.key] = found
+            session.measured.compared[question.lookup.key] = {"note": f"not compared: {entry.error}"}
             return
         verdict = decide.KEEP_DEFAULT if entry.short or not entry.processes else decide.decide(entry.processes)
         chosen = entry.candidates[verdict.chosen] if verdict.chosen else DEFAULT
         key = flashinfer_api.bake(session.tuner, question, chosen.runner, chosen.tactic)
-        session.measured.compared[key] = Compared(
-            time_ms=_median(entry, verdict.chosen),
-            default_ms=_median(entry, 0),
-            ratio=round(verdict.ratio, 6),
-            spread=round(verdict.spread, 6),
-            decided_by=verdict.decided_by,
-            candidates=many,
-            failed=failed,
-            argmin=argmin,
-            note=f"the default: {entry.short}" if entry.short else "",
-        )
+        session.measured.compared[key] = {
+            "time_ms": _median(entry, verdict.chosen),
+            "default_ms": _median(entry, 0),
+            "ratio": round(verdict.ratio, 6),
+            "spread": round(verdict.spread, 6),
+            "decided_by": verdict.decided_by,
+            "note": f"the default: {entry.short}" if entry.short else "",
+        }
 
     def _tell(self, entry: Entry) -> Tell:
         """Note which candidate runs, in case it ends this process or never returns."""
@@ -264,10 +239,6 @@ class _Comparison:
         ]
         return lambda number: steps.attempt(None if number is None else attempts[number])
 
-    def _give_back(self) -> None:
-        if timing.on_gpu(self.session.device):
-            torch.cuda.empty_cache()
-
 
 def _agree(entries: Sequence[Entry], said: Sequence[Sequence[Any]]) -> None:
     """Keep the candidates that all ranks list, in the order of the first."""
@@ -275,7 +246,6 @@ def _agree(entries: Sequence[Entry], said: Sequence[Sequence[Any]]) -> None:
         first, *others = (rank[place] for rank in said)
         wanted = [one for one in first if all(one in other for other in others)]
         entry.candidates = [Candidate(runner, flashinfer_api.tactic_of(tactic)) for runner, tactic in wanted]
-        entry.alive = list(range(len(wanted)))
 
 
 def _mean_of(ranks: Sequence[Sequence[Batch]]) -> list[Batch]:
@@ -285,6 +255,7 @@ def _mean_of(ranks: Sequence[Sequence[Batch]]) -> list[Batch]:
             {
                 c: tuple(math.fsum(times) / len(times) for times in zip(*(one[c] for one in same), strict=True))
                 for c in same[0]
+                if all(c in one for one in same)
             }
             for same in zip(*batches, strict=True)
         ]

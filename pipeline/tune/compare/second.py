@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from pipeline import run
 from pipeline.tune import hooks
 from pipeline.tune.tied import starter, tie
 
-from .decide import Batch, Key
+from .decide import Key
 
 if TYPE_CHECKING:
     import torch
@@ -32,10 +32,13 @@ if TYPE_CHECKING:
     from pipeline.tune.ranks import Ranks
     from pipeline.tune.tuner import ObservedTuner, Question
 
+    from .timing import Answer
+
 _START = 180.0  # seconds to import and to take the device, on a machine that compiles meanwhile
 _BEAT = 1.0
 
-Asked = tuple[Key, Sequence[tuple[int, Any]]]  # an entry and its candidates: place of the runner, tactic as JSON
+# An entry and its candidates by number: place of the runner, tactic as JSON
+Entry = tuple[Key, Mapping[int, tuple[int, Any]]]
 Tick = Callable[[str], None]
 T = TypeVar("T")
 
@@ -57,14 +60,6 @@ def entries_at(tuner: ObservedTuner, plan: Plan, op: OpPlan, case: Case, bucket:
                 if tokens == bucket or question.lookup.key in found:
                     found.setdefault(question.lookup.key, []).append(question)
     return list(found.values())
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The batches of one entry, or why there are none."""
-
-    batches: Sequence[Batch] = ()
-    error: str = ""
 
 
 @dataclass
@@ -94,11 +89,11 @@ class Second:
             if said:
                 self.dismiss(f"on rank {rank} it did not start: {said}")
 
-    def time(self, asked: Sequence[Asked], rounds: int, tick: Tick) -> tuple[list[Answer], str]:
-        """The answer for each entry, or why there is none at all."""
+    def time(self, asked: Sequence[Entry], rounds: int, tick: Tick) -> tuple[list[Answer], str]:
+        """The answer for each entry, or why there is none."""
         assert self.pool is not None
         try:
-            return _wait(self.pool.submit(time_entries, asked, rounds), self.patience, tick), ""
+            return _wait(self.pool.submit(time_here, asked, rounds), self.patience, tick), ""
         except Exception as error:  # noqa: BLE001
             return [], _why(error)
 
@@ -175,56 +170,36 @@ def _set_up(place: str, device: str) -> None:
     _state = (read_plan(Path(place)), on, tuner)
 
 
-def time_entries(asked: Sequence[Asked], rounds: int) -> list[Answer]:
-    """Time entries of one op, and give back all that this took: the rank may need the memory.
+def time_here(asked: Sequence[Entry], rounds: int) -> list[Answer]:
+    """Time entries of one op, and keep nothing: the rank may need the memory.
 
     Raises `RuntimeError` where nothing runs on the device any more.
     """
     import torch
 
+    from pipeline.tune import flashinfer_api
+    from pipeline.tune.ops import spec_of
     from pipeline.tune.rank import DeviceLost
 
+    from .timing import Asked, Candidate, time_entries
+
     assert _state is not None
+    plan, device, tuner = _state
+    op = plan.ops[asked[0][0][0]]
     try:
         with torch.no_grad():
-            return _timed(asked, rounds, *_state)
+            case = spec_of(op).make(op, device, plan.seed)
+            return time_entries(
+                device,
+                [
+                    Asked(
+                        entries_at(tuner, plan, op, case, bucket)[number],
+                        {c: Candidate(runner, flashinfer_api.tactic_of(value)) for c, (runner, value) in offer.items()},
+                        bucket,
+                    )
+                    for (_, bucket, number), offer in asked
+                ],
+                rounds,
+            )
     except DeviceLost as lost:  # of this process, not of the rank
         raise RuntimeError(str(lost)) from lost
-    finally:
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-
-
-def _timed(asked: Sequence[Asked], rounds: int, plan: Plan, device: torch.device, tuner: ObservedTuner) -> list[Answer]:
-    from pipeline.tune import flashinfer_api
-    from pipeline.tune.guard import survive
-    from pipeline.tune.ops import spec_of
-
-    from . import timing
-
-    op = plan.ops[asked[0][0][0]]
-    answers = [Answer()] * len(asked)
-    benches: dict[int, timing.Bench] = {}  # by the entry's place
-    case, buffers = spec_of(op).make(op, device, plan.seed), timing.buffers_for(device)
-    for place, ((_, bucket, number), candidates) in enumerate(asked):
-        try:
-            points = entries_at(tuner, plan, op, case, bucket)[number]
-            chosen = [timing.Candidate(runner, flashinfer_api.tactic_of(tactic)) for runner, tactic in candidates]
-            bench = timing.make_bench(points, chosen, timing.nobody, bucket, buffers)
-        except Exception as error:  # noqa: BLE001 - an entry may fail in any way, such as for want of memory
-            survive(error)
-            answers[place] = Answer(error=timing.words(error))
-            continue
-        if bench.failed:
-            answers[place] = Answer(error=next(iter(bench.failed.values())))
-        else:
-            benches[place] = bench
-    alive = [range(len(one.candidates)) for one in benches.values()]
-    try:
-        timed = timing.time_benches(list(benches.values()), alive, rounds)
-    except Exception as error:  # noqa: BLE001
-        survive(error)
-        return [Answer(error=one.error or timing.words(error)) for one in answers]
-    for place, batches in zip(benches, timed, strict=True):
-        answers[place] = Answer(batches)
-    return answers

@@ -14,8 +14,8 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +55,25 @@ def nobody(_: int | None) -> None:
     """Nobody asks which candidate runs."""
 
 
+@dataclass(frozen=True)
+class Asked:
+    """An entry to be timed: the token counts that it answers, the bucket first, and its candidates by number."""
+
+    points: Sequence[Question]
+    candidates: Mapping[int, Candidate]  # 0: the default
+    bucket: int
+    tell: Tell = nobody
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The batches of one entry in one process; which candidates failed and why; or why nothing could be timed."""
+
+    batches: Sequence[Batch] = ()
+    failed: Mapping[int, str] = field(default_factory=dict)
+    error: str = ""
+
+
 def words(error: BaseException) -> str:
     """An error in one line of 200 characters at most."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"[:200]
@@ -74,12 +93,12 @@ class Bench(clock.Stage):
 
     both = False
 
-    def __init__(self, points: Sequence[Question], candidates: Sequence[Candidate], tell: Tell) -> None:
-        self.points, self.candidates, self.tell = points, candidates, tell
+    def __init__(self, asked: Asked) -> None:
+        self.points, self.candidates, self.tell = asked.points, asked.candidates, asked.tell
         self.failed: dict[int, str] = {}
-        for place in sorted({one.runner for one in candidates}):
-            tell(next(number for number, one in enumerate(candidates) if one.runner == place))
-            for point in points:
+        for place in sorted({one.runner for one in self.candidates.values()}):
+            self.tell(next(number for number, one in self.candidates.items() if one.runner == place))
+            for point in self.points:
                 flashinfer_api.prepare(point, place)
 
     def try_to(self, number: int, what: Callable[[int], None]) -> bool:
@@ -97,16 +116,16 @@ class Bench(clock.Stage):
 class CpuBench(Bench):
     """Calls that block their caller, timed by the wall clock."""
 
-    def __init__(self, points: Sequence[Question], candidates: Sequence[Candidate], tell: Tell) -> None:
-        super().__init__(points, candidates, tell)
-        for number in range(len(candidates)):
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked)
+        for number in self.candidates:
             self.try_to(number, self._run_all)
-        self.ms = [_CPU_MS] * len(points)
-        self._calls = [1] * len(points)
+        self.ms = [_CPU_MS] * len(self.points)
+        self._calls = [1] * len(self.points)
         if 0 not in self.failed:
-            default = [math.exp(self.launch(0, place, 0)) for place in range(len(points))]
+            default = [math.exp(self.launch(0, place, 0)) for place in range(len(self.points))]
             self._calls = [max(1, min(CALLS, math.ceil(_CPU_MS / ms))) for ms in default]
-        tell(None)
+        self.tell(None)
 
     def _run_all(self, number: int) -> None:
         for point in self.points:
@@ -144,24 +163,17 @@ class Sample(NamedTuple):
 class GpuBench(Bench):
     """CUDA graphs. A candidate that cannot be captured is out; where the default cannot, plain calls are timed."""
 
-    def __init__(
-        self,
-        points: Sequence[Question],
-        candidates: Sequence[Candidate],
-        tell: Tell,
-        buffers: RotatingBuffers,
-        bucket: int,
-    ) -> None:
-        super().__init__(points, candidates, tell)
-        self._device, self.both = buffers.device, bucket >= clock.BOTH_FROM
-        self._sets = buffers.sets(points)
+    def __init__(self, asked: Asked, buffers: RotatingBuffers) -> None:
+        super().__init__(asked)
+        self._device, self.both = buffers.device, asked.bucket >= clock.BOTH_FROM
+        self._sets = buffers.sets(self.points)
         self._pool = cuda.graph_pool_handle()
         self._plain = False
         self._samples: dict[int, list[list[Callable[[], None]]]] = {}  # by candidate, set of copies and point
         if self.try_to(0, self._measure):
-            for number in range(len(candidates)):
+            for number in self.candidates:
                 self.try_to(number, self._prepare)
-        tell(None)
+        self.tell(None)
 
     def _measure(self, default: int) -> None:
         """How long one call of the default takes at each point, and so how many calls a sample has."""
@@ -332,27 +344,39 @@ def on_gpu(device: torch.device) -> bool:
     return str(device.type) == "cuda"
 
 
-def make_bench(
-    points: Sequence[Question],
-    candidates: Sequence[Candidate],
-    tell: Tell,
-    bucket: int,
-    buffers: RotatingBuffers | None,
-) -> Bench:
-    """Prepare the candidates of an entry at every point; `buffers` as `buffers_for` makes them."""
-    hooks.at("make_bench", bucket)
-    if buffers is not None:
-        return GpuBench(points, candidates, tell, buffers, bucket)
-    return CpuBench(points, candidates, tell)
+def time_entries(device: torch.device, asked: Sequence[Asked], count: int) -> list[Answer]:
+    """Time `count` rounds of each entry; in one go where both states of the clock count for all of them.
+
+    Raises `DeviceLost`.
+    """
+    try:
+        return _timed(device, asked, count)
+    finally:
+        if on_gpu(device):
+            torch.cuda.empty_cache()
 
 
-def buffers_for(device: torch.device) -> RotatingBuffers | None:
-    """What benches that are timed in one go share; None where there is nothing to copy."""
-    return RotatingBuffers(device) if on_gpu(device) else None
+def _timed(device: torch.device, asked: Sequence[Asked], count: int) -> list[Answer]:
+    answers: list[Answer] = []
+    benches: dict[int, Bench] = {}  # by the place of the entry
+    try:
+        buffers = RotatingBuffers(device) if on_gpu(device) else None
+        for place, one in enumerate(asked):
+            hooks.at("make_bench", one.bucket)
+            bench = CpuBench(one) if buffers is None else GpuBench(one, buffers)
+            answers.append(Answer(failed=bench.failed))
+            if 0 not in bench.failed:
+                benches[place] = bench
+        found = dict(zip(benches, _rounds(list(benches.values()), count), strict=True))
+    except Exception as error:  # noqa: BLE001 - an entry may fail in any way, such as for want of memory
+        survive(error)
+        return [Answer(error=words(error))] * len(asked)
+    return [replace(answer, batches=found.get(place, ())) for place, answer in enumerate(answers)]
 
 
-def time_benches(benches: Sequence[Bench], alive: Sequence[Sequence[int]], count: int) -> list[list[Batch]]:
-    """The batches of each bench, one for each set of copies: `count` rounds, in one go where both states count."""
+def _rounds(benches: Sequence[Bench], count: int) -> list[list[Batch]]:
+    """The batches of each bench, one for each set of copies."""
+    alive = [[number for number in one.candidates if number not in one.failed] for one in benches]
     if all(one.both for one in benches):
         found = clock.time_rounds(benches, alive, count, both=True) if benches else []
     else:
