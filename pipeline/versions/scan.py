@@ -301,8 +301,8 @@ class _Scanner:
 
     def _ref(self, path: str, line: int, shown: str, name: str, ref: str) -> None:
         if _NUMBER.match(ref) and not re.fullmatch(r"[0-9a-f]{7,40}", ref):  # else a branch or a commit
-            expected = self.versions.governs[name].git_ref.replace("{}", self.versions[name])
-            self.add(path, line, name, "git", f"{shown} at {ref}", ok=ref == expected, expected=expected)
+            ok = ref.removeprefix("v") == self.versions[name]
+            self.add(path, line, name, "git", f"{shown} at {ref}", ok=ok, expected=f"v{self.versions[name]}")
 
     def _repository(self, address: str) -> str | None:
         last = re.sub(r"[?#@].*$", "", address.partition("://")[2] or address).rstrip("/")

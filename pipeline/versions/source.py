@@ -67,7 +67,6 @@ class Governs(_Strict):
     packages: list[Word] = []  # distributions whose pins have this version
     images: list[Word] = []  # image repositories whose tags begin with it
     repositories: list[Word] = []  # last parts of git and download addresses that name it
-    git_ref: Word = "v{}"  # how a tag of those repositories spells it
     labels: list[Word] = []  # how local labels and index addresses spell it: cu{major}{minor}
     begins_with: Word | None = None  # another name, with whose value this one begins
 
