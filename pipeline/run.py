@@ -46,7 +46,8 @@ _SECRETS = {"DOCKER_AUTH_CONFIG"}  # although its prefix is kept: who needs it p
 _PROXIES = {"http_proxy", "https_proxy", "no_proxy", "all_proxy", "ftp_proxy"}
 _TAIL = 20
 _LINGER = 5.0  # s; a process that outlives the one that was started, outside its group, may keep its pipe open for ever
-PIPE = subprocess.PIPE  # for `spawn`, where the caller talks with the process
+PIPE, STDOUT = subprocess.PIPE, subprocess.STDOUT  # for `spawn`, where the caller talks with the process
+Process = subprocess.Popen[str]  # what `spawn` yields
 
 
 class ProgramMissing(UsageError):

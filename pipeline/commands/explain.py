@@ -87,8 +87,8 @@ def _explain_server(arguments: argparse.Namespace) -> int:
     import shlex
 
     from pipeline.commands.locations import image_in_engine
-    from pipeline.servers.explain import explain, report
-    from pipeline.servers.producer import manifest_in
+    from pipeline.servers.containers import manifest_in
+    from pipeline.servers.manifest import explain, report
     from pipeline.servers.words import variables
 
     environment = variables(shlex.join(arguments.environment))

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
+from pipeline import log
 from pipeline.contract.commandline import path, seconds
 from pipeline.contract.exits import Exit
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `warm-up`."""
-    parser.add_argument("model", metavar="MODEL", help="a model's folder or config.json, or a bundled model")
+    parser.add_argument("model", metavar="MODEL", help="a bundled model, a model's folder or config.json, or a hub id")
     parser.add_argument(
         "--in-place", type=path, required=True, metavar="DIR", help="start the server here, and write its caches to DIR"
     )
     parser.add_argument("--server", required=True, choices=("vllm", "sglang"), help="which server this image has")
-    parser.add_argument("--server-args", required=True, metavar="ARGS", help="its arguments, spelled as in production")
+    parser.add_argument(
+        "--server-args", required=True, metavar="ARGS", help="its arguments, as in production; several sets: A -- B"
+    )
     parser.add_argument("--server-env", default="", metavar="N=V …", help="variables that it will serve with")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="what it runs on (default: cuda)")
     parser.add_argument(
@@ -30,12 +32,14 @@ def execute(arguments: argparse.Namespace) -> int:
     """Warm up here; 0 where the folder is complete."""
     from pipeline.servers import words
     from pipeline.servers.in_place import warm_up_in_place
-    from pipeline.servers.model import config_files, short_name
+    from pipeline.servers.model import read_model
     from pipeline.servers.producer import ServerProducer
 
-    said = words.parse(arguments.server, arguments.server_args, arguments.server_env)
-    files = config_files(arguments.model, Path(__file__).resolve().parent.parent / "models")
-    producer = ServerProducer(said, files, short_name(arguments.model), arguments.device)
+    sets = words.parse(arguments.server, arguments.server_args, arguments.server_env)
+    model = read_model(arguments.model)
+    for note in model.notes:
+        log.note(note)
+    producer = ServerProducer(sets, model.files, model.name, arguments.device)
     warm = warm_up_in_place(producer, arguments.in_place, ready=float(arguments.startup_max_wait))
     if arguments.json:
         caches = [{"kind": one.kind, "path": one.path, "bytes": one.bytes} for one in warm.caches]

@@ -96,10 +96,12 @@ def bake(inputs: Inputs, warm: WarmUp, session: Session, export: Export | None =
             f"{inputs.base.reference} became another image meanwhile ({str(now)[:19]}…)", hint="run it again"
         )
     warm = _beside_those_of_base(warm, own_labels(inputs.base.config))
-    places = destinations(session, inputs.base, [one.path for one in warm.caches])
+    # A cache that lies in another's directory goes with it.
+    caches = [one for one in warm.caches if not any(one.path.startswith(f"{other.path}/") for other in warm.caches)]
+    places = destinations(session, inputs.base, [one.path for one in caches])
     with log.step("bake the caches into the last layers"):
         layers, contexts = [], dict(inputs.recipe.contexts)
-        for at, one in enumerate(warm.caches):
+        for at, one in enumerate(caches):
             name, where = f"cache-{at}", places[one.path]
             contexts[name] = _staged(session, name, warm.root, one, where)
             layers.append(Layer(name, where.path, linked=where.linked))

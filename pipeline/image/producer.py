@@ -119,6 +119,10 @@ class Producer(Protocol):
     def ranks(self) -> int:
         """How many GPUs it needs, or CPU ranks."""
 
+    @property
+    def made_on(self) -> str:
+        """What its caches were made on elsewhere, as it stands in an image's name; empty where it makes them itself."""
+
     def shown(self, entrypoint: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Options of `docker run`, and the words after the image's name, that try the image; secrets are hidden."""
 

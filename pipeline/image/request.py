@@ -17,7 +17,6 @@ from pipeline.contract.plan import Plan
 from pipeline.flashinfer.gpus import find_arch
 from pipeline.flashinfer.leader import check_leader
 from pipeline.planning.cli import MODEL_HELP, add_options, plan_from
-from pipeline.planning.model_source import BUNDLED
 from pipeline.planning.ops import Target
 from pipeline.project import root
 
@@ -54,6 +53,7 @@ class Request:
     resume: bool = True  # from what an interrupted tuning had finished; never when tuning again on purpose
     previous: Path | None = None
     caches: tuple[Stored, ...] = ()  # keys to bake instead of tuning, checked
+    entry: Path | None = None  # what a server's `warm-up --in-place` wrote, to bake instead of warming up
     tune_in: Literal["", "stage", "container"] = ""
     tune_options: tuple[str, ...] = ()  # for the tuner
     gpus: str = ""
@@ -64,6 +64,11 @@ class Request:
     device_timeout: float = 3600.0  # how long to wait for another run that times the same devices
     store: str = ""  # image store of an engine that has to be started
     install: bool = True  # torch and FlashInfer, where the base has none
+
+    @property
+    def imported(self) -> bool:
+        """Whether the caches were made elsewhere."""
+        return bool(self.caches) or self.entry is not None
 
 
 def _roots(text: str) -> tuple[Path, ...] | None:
@@ -96,7 +101,9 @@ def add_build_options(parser: argparse.ArgumentParser) -> None:
     )
     server = parser.add_argument_group("server")
     server.add_argument("--server", default="", choices=SERVERS, help="let this server's own start warm up")
-    server.add_argument("--server-args", default="", metavar="ARGS", help="the arguments that it will serve with")
+    server.add_argument(
+        "--server-args", default="", metavar="ARGS", help="the arguments that it will serve with; several sets: A -- B"
+    )
     server.add_argument("--server-env", default="", metavar="N=V …", help="the variables that it will serve with")
     tuning = parser.add_argument_group("tuning")
     tuning.add_argument("--no-resume", action="store_true", help="do not resume an interrupted tuning")
@@ -169,7 +176,8 @@ def request_from(arguments: argparse.Namespace) -> Request:
     check_image_name(image)
     _check_clashes(arguments)
     previous = _check_previous(arguments.previous)
-    caches = collect(arguments.cache) if arguments.cache else ()
+    entry = arguments.cache[0] if arguments.server and arguments.cache else None
+    caches = collect(arguments.cache) if arguments.cache and entry is None else ()
     project = root()
     asked = copy.copy(arguments)
     if caches and not asked.device.strip() and not asked.arch.strip():
@@ -207,6 +215,7 @@ def request_from(arguments: argparse.Namespace) -> Request:
         resume=not arguments.no_resume,
         previous=previous,
         caches=caches,
+        entry=entry,
         tune_in=arguments.tune_in,
         tune_options=() if arguments.server else _tuner_words(arguments),
         gpus=arguments.gpus,
@@ -235,8 +244,8 @@ def _check_clashes(arguments: argparse.Namespace) -> None:
         if arguments.server_args or arguments.server_env:
             raise UsageError("SERVER_ARGS and SERVER_ENV need SERVER=", hint=f"SERVER={' or SERVER='.join(SERVERS)}")
         return
-    if arguments.cache:
-        raise UsageError("CACHE= bakes what was tuned elsewhere, and SERVER= warms up", hint="leave one of them out")
+    if len(arguments.cache) > 1:
+        raise UsageError("with SERVER=, CACHE= is one folder", hint="the one that `pipeline warm-up --in-place` wrote")
     if not arguments.base_image:
         _without_base(arguments)
     given = [name for name in _OF_THE_TUNER if getattr(arguments, name)]
@@ -262,10 +271,10 @@ def _without_base(arguments: argparse.Namespace) -> None:
 def _check_server(arguments: argparse.Namespace) -> None:
     """Raise `UsageError` for arguments, variables or a model that no base could serve: before anything is started."""
     from pipeline.servers import words
-    from pipeline.servers.model import config_files
+    from pipeline.servers.model import read_model
 
     words.parse(arguments.server, arguments.server_args, arguments.server_env)
-    config_files(arguments.model, BUNDLED)
+    read_model(arguments.model)
 
 
 def _check_previous(previous: Path | None) -> Path | None:

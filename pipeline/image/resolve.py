@@ -17,7 +17,7 @@ from pipeline.planning.ops import Target
 from pipeline.versions import Versions, load
 
 from . import base as bases
-from .caches import check_flashinfer, manifest_of
+from .caches import check_flashinfer
 from .contexts import FIXED_TIME, Destination, Staging, tuner_content
 from .gpus import Gpus, check, check_driver, offered
 from .names import KEY, check_free, own_labels, split
@@ -128,7 +128,7 @@ def _for_server(ground: _Ground) -> Inputs:
     """The inputs of a server's own start: the base must be the image that will serve."""
     request, packages = ground.request, ground.facts.packages
     producer = make(request, ground.base, packages)
-    if producer.device == "cuda":
+    if producer.device == "cuda" and not request.imported:
         _check_gpus(ground.gpus, producer.ranks, ground.facts.cuda, request)
     return _inputs(ground, producer, _overlay(ground), f"{request.server}{packages.get(request.server, '')}")
 
@@ -140,7 +140,7 @@ def _inputs(ground: _Ground, producer: Producer, recipe: Recipe, version: str) -
         "base": ground.base.image_id,
         "wheels": recipe.wheels,
         "dockerfile": sha256_bytes(recipe.dockerfile),
-        "device": {} if ground.request.caches else device,  # what was tuned elsewhere does not depend on who bakes it
+        "device": {} if ground.request.imported else device,  # what was tuned elsewhere does not depend on who bakes it
         "producer": producer.name,
         "inputs": producer.inputs(),
     }
@@ -155,7 +155,7 @@ def _offer(request: Request, session: Session) -> Gpus:
             )
         return Gpus()
     offer = offered(session.engine, wanted=request.gpus)
-    if request.device == "cuda" and offer.access == "none" and not request.caches:
+    if request.device == "cuda" and offer.access == "none" and not request.imported:
         raise UsageError(
             f"DEVICE=cuda, and the engine at {session.engine.host} offers no GPU",
             hint="install NVIDIA's container toolkit there (`nvidia-ctk cdi generate`); or tune where there is a GPU "
@@ -320,10 +320,8 @@ def _refuse_drift(root: Path, versions: Versions, home: Path) -> None:
 def device_of(inputs: Inputs) -> str:
     """What was warmed up on, for the image's name: the GPU without its vendor's name, or `cpu-<machine>`."""
     producer = inputs.producer
-    if isinstance(producer, TuneProducer) and producer.imported:
-        from .names import gpu_of
-
-        return gpu_of([manifest_of(one) for one in producer.imported])
+    if producer.made_on:
+        return producer.made_on
     if producer.device == "cuda" and inputs.gpus.gpus:
         return inputs.gpus.gpus[0].name.removeprefix("NVIDIA ")
     return f"cpu-{inputs.here.machine}"

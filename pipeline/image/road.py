@@ -132,7 +132,7 @@ def finish(request: Request, inputs: Inputs, session: Session, clock: Clock | No
     with clock.measure("bake"):
         built = bake(inputs, warm, session)
     with clock.measure("verify"):
-        hint = _REMEDY_IMPORTED if request.caches else _REMEDY
+        hint = _REMEDY_IMPORTED if request.imported else _REMEDY
         verdict = verify(inputs, session.candidate, session, timeout=request.startup_timeout, hint=hint)
     return Finished(session, inputs, warm, reused, built, verdict)
 

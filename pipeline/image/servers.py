@@ -7,12 +7,12 @@ lock go in by a RUN step without network (docker/Dockerfile.vllm-cpu).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pipeline import log
 from pipeline.contract.digest import sha256_bytes, sha256_json
 from pipeline.contract.errors import UsageError
-from pipeline.planning.model_source import BUNDLED
 from pipeline.versions import Versions
 
 from .base import SERVER_NAME, Base, find, obtain_bootstrapped
@@ -35,7 +35,8 @@ _IMAGES = {"vllm": "vllm/vllm-openai:<version>", "sglang": "lmsysorg/sglang:<ver
 def make(request: Request, base: Base, packages: Mapping[str, str]) -> Producer:
     """The producer of a request with a server; `packages` are the versions that the base has. Raises `UsageError`."""
     from pipeline.servers import words
-    from pipeline.servers.model import config_files, short_name
+    from pipeline.servers.in_place import check_entry
+    from pipeline.servers.model import read_model
     from pipeline.servers.producer import ServerProducer
 
     if not packages.get(request.server):
@@ -43,16 +44,23 @@ def make(request: Request, base: Base, packages: Mapping[str, str]) -> Producer:
             f"{base.reference} has no {request.server}",
             hint=f"BASE_IMAGE={_IMAGES[request.server]}: the image that will serve",
         )
-    said = words.parse(request.server, request.server_args, request.server_env)
-    files = config_files(request.model, BUNDLED)
-    return ServerProducer(said, files, short_name(request.model), request.device or "cuda")
+    sets = words.parse(request.server, request.server_args, request.server_env)
+    model = read_model(request.model)
+    for note in model.notes:
+        log.note(note)
+    producer = ServerProducer(sets, model.files, model.name, request.device or "cuda", request.entry)
+    if request.entry is None:
+        return producer
+    told = check_entry(producer, request.entry, packages)
+    return replace(producer, device="cpu" if told.device == "cpu" else "cuda")
 
 
 def prover(client: DockerClient, image: str) -> Producer:
     """The producer that proves an image which a server warmed up."""
-    from pipeline.servers.producer import producer_of
+    from pipeline.servers.containers import manifest_in
+    from pipeline.servers.producer import from_manifest
 
-    return producer_of(client, image)
+    return from_manifest(manifest_in(client, image)[0])
 
 
 def obtain_cpu_base(request: Request, session: Session, versions: Versions) -> Base:

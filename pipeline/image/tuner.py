@@ -35,7 +35,7 @@ from .containers import ContainerTimeout
 from .contexts import Staging, tree_digest, tuner_content
 from .gpus import Gpus
 from .modules import Modules
-from .names import KEY, MODULES, PREFIX, TUNERS
+from .names import KEY, MODULES, PREFIX, TUNERS, gpu_of
 from .producer import ROOT_FOLDER, CacheDir, Place, Proof, WarmUp
 from .replay import Here, prove
 from .runners import Form, Job, Unfinished, select
@@ -102,6 +102,11 @@ class TuneProducer:
     def ranks(self) -> int:
         """As many as the plan's layout needs."""
         return self.plan.layout.world
+
+    @property
+    def made_on(self) -> str:
+        """Of imported keys, the GPU or the processor."""
+        return gpu_of([manifest_of(one) for one in self.imported])
 
     def shown(self, entrypoint: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ARG002 - it stays
         """`env` shows the variables that name the cache."""

@@ -67,7 +67,7 @@ def _alone_on_devices(inputs: Inputs, request: Request, session: Session) -> Ite
     from pipeline.daemon import device_lock
 
     cuda = inputs.producer.device == "cuda"
-    if request.caches or (request.server and not cuda):
+    if request.imported or (request.server and not cuda):
         yield
         return
     devices = [gpu.uuid for gpu in inputs.gpus.gpus] if cuda else ["cpu"]

@@ -29,10 +29,9 @@ from pipeline.image.resolve import device_of, resolve
 from pipeline.image.road import Finished, finish, give_name
 from pipeline.image.session import Session, open_session, translated
 from pipeline.image.tuner import TuneProducer
-from pipeline.planning.model_source import BUNDLED
 from pipeline.planning.ops import Target
 from pipeline.servers import words as server_words
-from pipeline.servers.model import config_files
+from pipeline.servers.model import read_model
 
 from .matrix import Cell
 
@@ -69,20 +68,21 @@ def request_of(arguments: argparse.Namespace, cell: Cell) -> Request:
     elif not one.device.strip() and not one.arch.strip():
         one.device = "cpu"  # an image is of a device that its cell names, not of what the host happens to have
     request = request_from(one)
-    if request.server and (tp := _words(request).tp) != cell.tp:
-        raise UsageError(
-            f"the server's arguments say {tp} tensor parallel ranks, and the cell {cell.tp}",
-            hint="write {tp} into the server's args: --tensor-parallel-size {tp}",
-        )
+    for words in _sets(request) if request.server else ():
+        if words.tp != cell.tp:
+            raise UsageError(
+                f"the server's arguments say {words.tp} tensor parallel ranks, and the cell {cell.tp}",
+                hint="write {tp} into the server's args: --tensor-parallel-size {tp}",
+            )
     return request
 
 
 def ranks_of(request: Request) -> int:
     """How many ranks warm up."""
-    return request.first.layout.world if request.first is not None else _words(request).ranks
+    return request.first.layout.world if request.first is not None else max(one.ranks for one in _sets(request))
 
 
-def _words(request: Request) -> server_words.Words:
+def _sets(request: Request) -> tuple[server_words.Words, ...]:
     return server_words.parse(request.server, request.server_args, request.server_env)
 
 
@@ -92,7 +92,7 @@ def inputs_of(request: Request, cell: Cell, annotations: Mapping[str, str]) -> s
     target = Target("cuda", arch) if request.device == "cuda" else None
     plan = request.plan(target, "").to_json() if request.plan is not None else None
     # The content: a path may differ from host to host.
-    model = config_files(request.model, BUNDLED) if request.server else {}
+    model = read_model(request.model).files if request.server else {}
     sources = [request.root / "versions.json"]
     for folder in ("docker", "requirements"):
         sources += sorted(path for path in (request.root / folder).rglob("*") if path.is_file())

@@ -21,8 +21,9 @@ from pipeline.contract.manifest import Covered, Manifest
 from pipeline.contract.verdict import Verdict
 from pipeline.image.names import INPUTS, MODULES, PREFIX, PRODUCER
 from pipeline.image.replay import cache_root_of, device_name, read_keys
+from pipeline.servers.containers import manifest_in
 from pipeline.servers.manifest import ServerManifest
-from pipeline.servers.producer import from_manifest, manifest_in
+from pipeline.servers.producer import from_manifest
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -175,7 +176,11 @@ def of_server(told: ServerManifest, entrypoint: Sequence[str], common: Mapping[s
     verdict: Verdict | None = common["verdict"]
     producer = from_manifest(told)
     options, words = producer.shown(entrypoint)
-    starts = {name: {**one.seconds, "ready": one.ready} for name, one in (("cold", told.cold), ("warm", told.warm))}
+    starts: dict[str, dict[str, float]] = {}
+    for at, served in enumerate(told.sets):
+        which = f", set {at + 1}" if at else ""
+        for name, one in ((f"cold{which}", served.cold), (f"warm{which}", served.warm)):
+            starts[name] = {**one.seconds, "ready": one.ready}
     if verdict is not None:
         starts |= {f"baked, {who}": dict(seconds) for who, seconds in verdict.starts.items()}
     return Facts(

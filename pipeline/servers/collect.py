@@ -10,48 +10,40 @@ import re
 import shutil
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipeline.contract.errors import CacheRefused
+from pipeline.contract.files import write_json, write_whole
 
 from . import kinds
 from .starts import Start
 
 PACK = "pack.tar"
-_MODULE = re.compile(r".*/cached_ops/(?P<name>[^/]+)/(?P=name)\.so")
+_MODULE = re.compile(r".*/(?P<arch>[^/]+)/cached_ops/(?P<name>[^/]+)/(?P=name)\.so")
+_HOOK = "_pipeline_server_start"
 _CHUNK = 1 << 22
 
-
-@dataclass(frozen=True)
-class Laid:
-    """What was laid out: kind → (directory in the image, bytes). `others` is of no kind and not among it."""
-
-    places: Mapping[tuple[str, str], int]
-    others: Mapping[str, int]
-    notes: tuple[str, ...] = ()
+Places = dict[tuple[str, str], int]  # (kind, its directory in the image) → bytes
 
 
-def written(starts: Iterable[Start]) -> dict[str, int]:
-    """Every file that some start wrote, with its last size."""
+def written(starts: Iterable[Start]) -> tuple[kinds.Sorted, dict[str, int]]:
+    """Every file that some start wrote, with its last size, by kind; and those of no kind."""
     found: dict[str, int] = {}
     for start in starts:
-        found.update(start.new)
-        found.update(start.changed)
-    return found
+        found |= {**start.new, **start.changed}
+    return kinds.sort(found)
 
 
-def pack(starts: Sequence[Start], facts: Mapping[str, Any], target: Path, *, root: str = kinds.ROOT) -> list[str]:
+def pack(starts: Iterable[Start], facts: Mapping[str, Any], target: Path) -> list[str]:
     """Write the files of known kinds, by their names in the image, into a tar file. Returns what is worth saying."""
-    found, _ = kinds.sort(written(starts), root)
     notes = []
     aot = str(facts.get("aot") or "")
     with tarfile.open(target, "w") as stream:
-        for one in found:
-            for path in one.files:
+        for (kind, _), files in written(starts)[0].items():
+            for path in files:
                 name = path
-                if one.kind == kinds.MODULES:
+                if kind == kinds.MODULES:
                     match = _MODULE.fullmatch(path)
                     if match is None:
                         continue
@@ -64,18 +56,15 @@ def pack(starts: Sequence[Start], facts: Mapping[str, Any], target: Path, *, roo
     return notes
 
 
-def lay(packed: Path, root: Path, starts: Sequence[Start], secrets: Sequence[str], *, top: str = kinds.ROOT) -> Laid:
-    """Unpack below `root` with the modes of the image. Raises `CacheRefused` where a secret's value is in a file.
-
-    Below ROOT everybody may write: a server writes beside what it reads, and nobody knows as which user it will run.
-    """
-    places: dict[tuple[str, str], int] = {}
+def lay(packed: Path, root: Path, secrets: Sequence[str]) -> Places:
+    """Unpack below `root`. Raises `CacheRefused` where a secret's value is in a file."""
+    places: Places = {}
     with tarfile.open(packed) as stream:
         for member in stream:
             path = "/" + member.name.lstrip("/")
             if not member.isreg() or ".." in PurePosixPath(path).parts:
                 continue
-            kind, place = kinds.place_of(path, top)
+            kind, place = kinds.place_of(path)
             if kind == kinds.OTHER:
                 kind, place = kinds.MODULES, str(PurePosixPath(path).parent.parent)
             source = stream.extractfile(member)
@@ -84,15 +73,29 @@ def lay(packed: Path, root: Path, starts: Sequence[Start], secrets: Sequence[str
             target.parent.mkdir(parents=True, exist_ok=True)
             with source, target.open("wb") as sink:
                 shutil.copyfileobj(source, sink, _CHUNK)
-            target.chmod((0o666 if path.startswith(top + "/") else 0o644) | (member.mode & 0o111))
+            target.chmod(0o644 | (member.mode & 0o111))
             places[kind, place] = places.get((kind, place), 0) + member.size
     search(root, secrets)
-    (root / top.lstrip("/")).mkdir(parents=True, exist_ok=True)
-    for folder in (root, *root.rglob("*")):
-        if folder.is_dir() and not folder.is_symlink():
-            inside = f"/{folder.relative_to(root)}/".startswith(top + "/")
-            folder.chmod(0o777 if inside else 0o755)
-    return Laid(places, kinds.sort(written(starts), top)[1])
+    return places
+
+
+def install(root: Path, site: str, places: Places, files: kinds.Sorted) -> int:
+    """Put `at_start` into the folder of packages `site`, and what it must know of baked modules where it looks.
+
+    `places` is what was laid out below `root`, `files` what the starts wrote. Returns the bytes of `at_start`.
+    """
+    folder = root / site.lstrip("/")
+    folder.mkdir(parents=True, exist_ok=True)
+    code = Path(__file__).with_name("at_start.py").read_bytes()
+    write_whole(folder / f"{_HOOK}.py", code)
+    write_whole(folder / f"{_HOOK}.pth", f"import {_HOOK}\n".encode())
+    laid = [root / place.lstrip("/") for kind, place in places if kind == kinds.MODULES]
+    compiled = [_MODULE.fullmatch(path) for (kind, _), some in files.items() if kind == kinds.MODULES for path in some]
+    arch = next((match["arch"] for match in compiled if match), "")
+    if laid:
+        names = sorted(module.name for place in laid for module in place.iterdir())
+        write_json(root / kinds.MODULES_FILE.lstrip("/"), {"arch": arch, "names": names})
+    return len(code)
 
 
 def search(root: Path, secrets: Sequence[str]) -> None:

@@ -6,23 +6,28 @@ container's own root may be read-only.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
+import os
 import re
-import secrets
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from pipeline.contract.errors import DockerError, UsageError, WarmUpError
+from pipeline import log
+from pipeline.cache.archive import safe_extract
+from pipeline.contract.errors import CacheRefused, DockerError, UsageError, WarmUpError
+from pipeline.image.containers import ContainerSpec, ContainerTimeout, created, follow, tar_of
 
 from . import kinds
 from .collect import PACK
-from .starts import Spec, Start
+from .manifest import FILE, ServerManifest
+from .starts import Start
+from .watch import Order
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
@@ -31,43 +36,63 @@ if TYPE_CHECKING:
 
 INSIDE = "/pipeline-start"
 _OUT = "out"
+_RESULT = "result.json"
 _PACKAGE = Path(__file__).resolve().parent.parent
 _CODE = ("__init__.py", "run.py", "log.py", "contract/*.py", "servers/__init__.py", "servers/watch.py",
          "servers/starts.py", "servers/kinds.py", "servers/collect.py")  # fmt: skip
 _START = re.compile(r"\s*start (\d+): ")  # begins, or is ready
+_LIMIT = 1 << 37  # bytes of what starts wrote
 _SLACK = 300.0  # seconds beside the server's own: looking at the file system, packing
-_SHARED_MEMORY = 8 << 30
-_LABEL = "tuned-image-pipeline"
 
 
 @dataclass(frozen=True)
-class How:
-    """How a container is made: `user` as Docker spells it; `read_only` with a writable copy of the caches' root, as
-    `docker run --read-only -v ROOT --tmpfs /tmp` gives; `empty` with nothing at that root.
+class How(ContainerSpec):
+    """How a container is made: read-only with a writable copy of the caches' root, as `docker run --read-only -v ROOT
+    --tmpfs /tmp` gives; `empty` with nothing at that root.
     """
 
-    user: str = "0:0"
-    read_only: bool = False
+    shm_size: int = 8 << 30
     empty: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def options(self) -> dict[str, Any]:
+        """The docker SDK's arguments. A server has what `docker run` gives it, no less."""
+        chosen = super().options()
+        del chosen["cap_drop"], chosen["security_opt"]
+        chosen["tmpfs"] = {"/tmp": "rw,mode=1777"} if self.read_only else {}  # noqa: S108 - inside the container
+        if self.empty:
+            chosen["tmpfs"][kinds.ROOT] = "rw,exec,mode=1777"
+        elif self.read_only:
+            chosen["volumes"].append(kinds.ROOT)
+        return chosen
 
     def __str__(self) -> str:
-        said = [f"as {self.user}", *(["read-only"] if self.read_only else []), *(["empty"] if self.empty else [])]
-        return ", ".join(said)
+        said = (f"as {self.user}" if self.user else "", "read-only" * self.read_only, "empty" * self.empty)
+        return ", ".join(filter(None, said))
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What became of the starts; `pack` holds what they wrote, where that was asked for."""
+    """What became of the starts of each set of arguments; `pack` has what they wrote, where that was asked for."""
 
-    starts: tuple[Start, ...]
+    starts: tuple[tuple[Start, ...], ...]
     facts: Mapping[str, Any]
     notes: tuple[str, ...]
     pack: Path | None
 
+    @staticmethod
+    def read(result: Mapping[str, Any], folder: Path) -> Watched:
+        """The result of `watch`. Raises `UsageError` where the server is not in the image."""
+        if "missing" in result:
+            raise UsageError(
+                f"the server is not in this image: {result['missing']}", hint="BASE_IMAGE must be one that serves"
+            )
+        starts = tuple(tuple(map(Start.read, some)) for some in result["starts"])
+        pack = folder / PACK
+        return Watched(starts, result["facts"], tuple(result["notes"]), pack if pack.is_file() else None)
+
 
 def watch(
-    client: DockerClient, image: str, spec: Spec, model: Mapping[str, str], how: How, *, out: Path, logfile: Path
+    client: DockerClient, image: str, order: Order, model: Mapping[str, str], how: How, *, out: Path, logfile: Path
 ) -> Watched:
     """Start a server in a container of `image`. `model` is absolute path → text; results go to the folder `out`.
 
@@ -76,156 +101,78 @@ def watch(
     from docker.errors import APIError
 
     out.mkdir(parents=True, exist_ok=True)
-    with _created(client, image, model, how) as container:
-        container.put_archive(INSIDE, _archive({**_code(), "spec.json": json.dumps(asdict(spec))}, folders=(_OUT,)))
-        for place, files in _volumes(model).items():
-            container.put_archive(place, _archive(files))
+    logfile.parent.mkdir(parents=True, exist_ok=True)
+    files = ("pipeline/servers/watch.py", "order.json", f"{_OUT}/{_RESULT}")
+    command = ["python3", "-I", *(str(PurePosixPath(INSIDE, file)) for file in files)]
+    spec = replace(how, files={INSIDE: _inside(order), **_volumes(model)})
+    most = max(one.most for one in order.specs)
+    timeout = sum(one.timeout for one in order.specs) + _SLACK
+    with created(client, image, command, spec) as container, logfile.open("a") as sink:
+
+        def say(line: str) -> None:
+            with suppress(ValueError):  # the log was closed: the container outlived its time
+                sink.write(line + "\n")
+            log.line(line)
+            start = _START.match(line)
+            log.progress(line.strip(), *((int(start[1]) - ("ready" not in line), most) if start else ()))
+
         try:
-            container.start()
+            status = follow(container, "the starts", timeout=timeout, on_line=say)
         except APIError as error:
             raise WarmUpError(
                 f"the container does not start: {str(error.explanation).strip()[:300]}",
                 hint="the image needs python3 on its PATH, and the GPUs must be free to use",
             ) from error
-        status = _finish(container, spec, logfile)
+        except ContainerTimeout as error:
+            raise WarmUpError(error.message, details=error.details, hint=error.hint, log=str(logfile)) from error
         if status != 0:
-            said = container.logs(tail=20).decode(errors="replace").splitlines()
             raise WarmUpError(
-                f"the starts could not be watched: exit code {status}", details=said, log=str(logfile),
+                f"the starts could not be watched: exit code {status}",
+                details=container.logs(tail=20).decode(errors="replace").splitlines(),
                 hint="137 is a lack of memory; a full disk says so above",
-            )  # fmt: skip
+                log=str(logfile),
+            )
         _fetch(container, out)
-    return read(out)
+    return Watched.read(json.loads((out / _RESULT).read_text(encoding="utf-8")), out)
 
 
-def read(out: Path) -> Watched:
-    """The result in a folder. Raises `UsageError` where the server is not in the image."""
-    value = json.loads((out / "result.json").read_text(encoding="utf-8"))
-    if "missing" in value:
-        raise UsageError(
-            f"the server is not in this image: {value['missing']}", hint="BASE_IMAGE must be one that serves"
-        )
-    starts = tuple(Start.read(one) for one in value["starts"])
-    pack = out / PACK
-    return Watched(starts, value["facts"], tuple(value["notes"]), pack if pack.is_file() else None)
-
-
-@contextlib.contextmanager
-def _created(client: DockerClient, image: str, model: Mapping[str, str], how: How) -> Iterator[Container]:
+def manifest_in(client: DockerClient, image: str) -> tuple[ServerManifest, str]:
+    """The manifest of an image, and its text. Raises `CacheRefused` where it has none."""
     from docker.errors import NotFound
 
-    name = f"{_LABEL}-{secrets.token_hex(8)}"  # by us and beforehand, so that an interrupt leaves nothing behind
-    options: dict[str, Any] = {
-        "network_mode": "none",
-        "user": how.user,
-        "working_dir": "/",
-        "shm_size": _SHARED_MEMORY,
-        "labels": {_LABEL: "running"},
-        "volumes": [INSIDE, *_volumes(model)],
-        **how.options,
-    }
-    tmpfs = {}
-    if how.read_only:
-        options["read_only"] = True
-        tmpfs["/tmp"] = "rw,mode=1777"  # noqa: S108 - inside the container
-        if not how.empty:
-            options["volumes"].append(kinds.ROOT)
-    if how.empty:
-        tmpfs[kinds.ROOT] = "rw,exec,mode=1777"
-    files = (PurePosixPath(INSIDE, *parts) for parts in (("pipeline", "servers", "watch.py"), ("spec.json",)))
-    command = ["python3", "-I", *map(str, files), str(PurePosixPath(INSIDE, _OUT, "result.json"))]
-    try:
-        yield client.containers.create(image, command, name=name, entrypoint=[], tmpfs=tmpfs, **options)
-    finally:
-        with contextlib.suppress(NotFound):
-            client.api.remove_container(name, force=True, v=True)
+    with created(client, image, ["true"], ContainerSpec()) as container:
+        try:
+            chunks, _ = container.get_archive(FILE)
+        except NotFound as error:
+            raise CacheRefused(f"{image} was not warmed up by a server's start", hint=f"it has no {FILE}") from error
+        with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as stream:
+            source = stream.extractfile(stream.getmembers()[0])
+            assert source is not None
+            text = source.read().decode()
+    return ServerManifest.read(text), text
 
 
-def _volumes(model: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def _volumes(model: Mapping[str, str]) -> dict[str, bytes]:
     """Where the model's files go: one volume at the folder that holds all of them."""
     if not model:
         return {}
-    top = Path(next(iter(model))).parent
-    while not all(Path(path).is_relative_to(top) for path in model):
-        top = top.parent
-    return {str(top): {str(Path(path).relative_to(top)): text for path, text in model.items()}}
+    top = os.path.commonpath([PurePosixPath(path).parent for path in model])
+    return {top: tar_of({}, {os.path.relpath(path, top): text.encode() for path, text in model.items()})}
 
 
-def _code() -> dict[str, str]:
-    found = {}
-    for pattern in _CODE:
-        for path in sorted(_PACKAGE.glob(pattern)):
-            found[f"pipeline/{path.relative_to(_PACKAGE)}"] = path.read_text(encoding="utf-8")
-    return found
-
-
-def _archive(files: Mapping[str, str], folders: Sequence[str] = ()) -> bytes:
-    """A tar stream that any user can read; `folders` are such that any user can write there."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as stream:
-        for name in folders:
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o777
-            stream.addfile(entry)
-        for folder in sorted({str(parent) for name in files for parent in Path(name).parents} - {"."}):
-            entry = tarfile.TarInfo(folder)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-            stream.addfile(entry)
-        for name, text in files.items():
-            entry = tarfile.TarInfo(name)
-            data = text.encode()
-            entry.size, entry.mode = len(data), 0o644
-            stream.addfile(entry, io.BytesIO(data))
-    return buffer.getvalue()
-
-
-def _finish(container: Container, spec: Spec, logfile: Path) -> int:
-    from requests.exceptions import ConnectionError as Disconnected
-    from requests.exceptions import ReadTimeout
-
-    logfile.parent.mkdir(parents=True, exist_ok=True)
-    most = spec.most * (spec.ready + spec.answer * max(1, len(spec.requests))) + _SLACK
-    with logfile.open("a", encoding="utf-8") as sink:
-        follower = Thread(target=_follow, args=(container, sink.write, spec.most), daemon=True)
-        follower.start()
-        try:
-            return int(container.wait(timeout=most)["StatusCode"])
-        except (ReadTimeout, Disconnected) as error:
-            said = container.logs(tail=20).decode(errors="replace").splitlines()
-            raise WarmUpError(f"the starts did not end within {most:.0f} s", details=said, log=str(logfile)) from error
-        finally:
-            follower.join(10.0)
-
-
-def _follow(container: Container, write: Callable[[str], object], most: int) -> None:
-    from pipeline import log
-
-    pending = ""
-    for chunk in container.logs(stream=True, follow=True):
-        *lines, pending = (pending + chunk.decode(errors="replace")).split("\n")
-        for line in lines:
-            with contextlib.suppress(ValueError):  # the log was closed: the container outlived its bound
-                write(line + "\n")
-            log.line(line)
-            start = _START.match(line)
-            log.progress(line.strip(), *((int(start[1]) - ("ready" not in line), most) if start else ()))
+def _inside(order: Order) -> bytes:
+    """Our code, the order, and a folder in which any user can write."""
+    paths = (path for pattern in _CODE for path in sorted(_PACKAGE.glob(pattern)))
+    files = {f"pipeline/{path.relative_to(_PACKAGE)}": path.read_bytes() for path in paths}
+    value = {"specs": [asdict(spec) for spec in order.specs], "facts": order.facts}
+    with tempfile.TemporaryDirectory() as empty:
+        Path(empty).chmod(0o777)
+        return tar_of({_OUT: Path(empty)}, {**files, "order.json": json.dumps(value).encode()})
 
 
 def _fetch(container: Container, out: Path) -> None:
     """Bring what lies in the container's result folder."""
-    partial = out / ".fetched.tar"
-    chunks, _ = container.get_archive(str(PurePosixPath(INSIDE, _OUT)))
-    with partial.open("wb") as sink:
-        for chunk in chunks:
-            sink.write(chunk)
-    with tarfile.open(partial) as stream:
-        for member in stream:
-            name = Path(member.name).name
-            source = stream.extractfile(member) if member.isreg() else None
-            if source is not None:
-                with source, (out / name).open("wb") as sink:
-                    while data := source.read(1 << 20):
-                        sink.write(data)
-    partial.unlink()
-    if not (out / "result.json").is_file():
+    chunks, _ = container.get_archive(f"{INSIDE}/{_OUT}")
+    safe_extract(chunks, out, strip=1, limit=_LIMIT)
+    if not (out / _RESULT).is_file():
         raise DockerError("the container left no result", hint="its disk may be full")

@@ -8,23 +8,24 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pipeline import log
-from pipeline.contract.errors import UsageError, WarmUpError
+from pipeline.contract.errors import CacheRefused, UsageError, WarmUpError
 from pipeline.contract.scratch import scratch
-from pipeline.image.producer import ROOT_FOLDER, WarmUp, write_entry
+from pipeline.image.producer import ROOT_FOLDER, WARMUP_FILE, WarmUp, read_entry, write_entry
 
-from . import collect, kinds, watch
+from . import kinds
 from .containers import Watched
-from .model import laid
-from .producer import MOST, ServerProducer, check, described
+from .manifest import ServerManifest
+from .producer import ServerProducer, manifest_of
+from .watch import watch
 
 
 def warm_up_in_place(producer: ServerProducer, out: Path, *, ready: float) -> WarmUp:
-    """Start the server here, and write an entry to the folder `out`. `ready` bounds one start, in seconds.
+    """Start the server here, and write an entry to the folder `out`. `ready` is the timeout of one start, in seconds.
 
     Raises `UsageError` where the caches' root cannot be written, `WarmUpError` where the server does not start.
     """
@@ -32,24 +33,42 @@ def warm_up_in_place(producer: ServerProducer, out: Path, *, ready: float) -> Wa
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty", hint="name a new folder")
     _check_root()
-    home = producer.environment().get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
-    placed = laid(producer.words, producer.files, home)
+    placed = producer.laid(producer.environment().get("HF_HOME") or str(Path.home() / ".cache" / "huggingface"))
     out.parent.mkdir(parents=True, exist_ok=True)
     with scratch(out.parent, ".warm-up-") as work, _placed(placed):
-        spec = producer.spec(ready=ready, most=MOST, pack=True)
-        starts, facts = watch.watch(spec, work)
-        check(producer.name, tuple(starts), "")
-        notes = collect.pack(starts, facts, work / collect.PACK)
-        watched = Watched(tuple(starts), facts, tuple(notes), work / collect.PACK)
+        watched = Watched.read(watch(producer.order(ready=ready), work), work)
         entry = work / "entry"
         entry.mkdir()
-        warm = replace(described(producer, watched, entry / ROOT_FOLDER, placed), seconds=time.monotonic() - began)
+        warm = replace(producer.described(watched, entry / ROOT_FOLDER, placed), seconds=time.monotonic() - began)
         write_entry(entry, warm, producer.inputs())
         with contextlib.suppress(FileNotFoundError):
             out.rmdir()
         entry.rename(out)
-    log.note(f"{out}: the caches as they lie in an image of this very base, and warmup.json")
+    log.note(f"{out}: bake it with CACHE={out} and this very image as BASE_IMAGE")
     return replace(warm, root=out / ROOT_FOLDER)
+
+
+def check_entry(producer: ServerProducer, entry: Path, packages: Mapping[str, str]) -> ServerManifest:
+    """The manifest of a folder that `warm_up_in_place` wrote, for an image that has `packages`.
+
+    Raises `CacheRefused` where it was made with other versions, or from other words or another model.
+    """
+    told = manifest_of(entry)
+    read_entry(entry)
+    for name, version in packages.items():
+        if version and told.versions.get(name, version) != version:
+            raise CacheRefused(
+                f"{entry} was made with {name} {told.versions[name]}, and the image has {version}",
+                hint="BASE_IMAGE= must be the very image in which the server was started",
+            )
+    asked = json.loads(json.dumps(producer.inputs()))
+    for name, value in json.loads((entry / WARMUP_FILE).read_text(encoding="utf-8"))["inputs"].items():
+        if value != asked.get(name):
+            raise CacheRefused(
+                f"{entry} was made with another value of {name}: {json.dumps(value)[:200]}",
+                hint="give MODEL, SERVER_ARGS and SERVER_ENV as they were given to `pipeline warm-up --in-place`",
+            )
+    return told
 
 
 def _check_root() -> None:
@@ -69,30 +88,17 @@ def _check_root() -> None:
 
 
 @contextlib.contextmanager
-def _placed(files: Mapping[str, str]) -> Iterator[None]:
+def _placed(sets: Sequence[Mapping[str, str]]) -> Iterator[None]:
     """The model's config files at their paths while the server runs; one that is there already is left as it is."""
-    made: list[Path] = []
-    try:
-        for name, text in files.items():
-            path = Path(name)
-            if path.exists():
-                if path.name == "config.json" and not _same(path, text):
-                    raise UsageError(f"{path} is another model's", hint="give the path at which this model is mounted")
-                continue
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise WarmUpError(f"{path} cannot be written: {error.strerror}", hint="name another path") from error
-            made.append(path)
+    with contextlib.ExitStack() as stack:
+        for path, text in ((Path(name), text) for files in sets for name, text in files.items()):
+            if not path.exists():
+                try:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_text(text, encoding="utf-8")
+                except OSError as error:
+                    raise WarmUpError(
+                        f"{path} cannot be written: {error.strerror}", hint="name another path"
+                    ) from error
+                stack.callback(path.unlink, missing_ok=True)
         yield
-    finally:
-        for path in made:
-            path.unlink(missing_ok=True)
-
-
-def _same(path: Path, text: str) -> bool:
-    try:
-        return bool(json.loads(path.read_text(encoding="utf-8")) == json.loads(text))
-    except (OSError, ValueError):
-        return False

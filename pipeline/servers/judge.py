@@ -1,17 +1,31 @@
-"""A baked start against the last warm one: per kind of cache hit, missed or rebuilt."""
+"""What starts show: seconds by phase; of a baked start, against the last warm one, each kind hit, missed or rebuilt."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import kinds
-from .adapter import Adapter
-from .phases import events, seconds_by_phase, why
+from .adapters import Adapter
 from .starts import Start
 
 HIT, MISSED, REBUILT = "hit", "missed", "rebuilt"
+# `(Worker_TP1 pid=77)`, `(EngineCore_DP0 pid=9)` of vLLM; ` TP1]` of SGLang.
+_RANK = re.compile(r"^\((\w+)(?: pid=\d+)?\)|^\[[^\]]*?\b((?:[DTEP]P\d+ ?)+)\]")
+_TELLING = re.compile(r"\b(\w+(Error|Exception|Refused)): \S|(^|\s)error: \S|argument .*: ", re.IGNORECASE)
+_CONSEQUENCE = re.compile(r"Engine core initialization failed|EngineCore failed|See root cause|WorkerProc .* failed")
+_PREFIX = re.compile(r"^(\(\w+( pid=\d+)?\)\s*)?((ERROR|WARNING|INFO) \S+ \S+ \[[^\]]*\]\s*)?")
+_REQUESTS = ("first request", "decode", "sampled request")
+
+
+def why(lines: Sequence[str]) -> str:
+    """The line of a failed start that says most: the first error that is no consequence of another."""
+    found = [line for line in lines if _TELLING.search(line) and not _CONSEQUENCE.search(line)]
+    text = found[0] if found else (lines[-1] if lines else "")
+    return _PREFIX.sub("", text).strip()[:300]
 
 
 @dataclass(frozen=True)
@@ -28,18 +42,13 @@ class Summary:
     @staticmethod
     def of(adapter: Adapter, start: Start) -> Summary:
         """From a start that was watched."""
-        said = events(adapter, start)
         return Summary(
             ready=start.ready,
-            seconds=seconds_by_phase(adapter, start),
+            seconds=_seconds(adapter, start),
             new=kinds.count(start.new),
             changed=kinds.count(start.changed),
             compilers=start.compilers,
-            events=tuple(
-                (kind, what, rank, count)
-                for (kind, what), ranks in sorted(said.items())
-                for rank, count in ranks.items()
-            ),
+            events=_events(adapter, start),
         )
 
     @staticmethod
@@ -47,13 +56,38 @@ class Summary:
         """From JSON values."""
         return Summary(**{**value, "events": tuple((k, w, r, int(n)) for k, w, r, n in value["events"])})
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
-
     def by_rank(self, kind: str, what: str) -> dict[str, int]:
         """How often each rank said so."""
         return {rank: count for k, w, rank, count in self.events if (k, w) == (kind, what)}
+
+
+def _seconds(adapter: Adapter, start: Start) -> dict[str, float]:
+    """Seconds of each phase that the log shows, the rest up to ready, and the requests."""
+    found: dict[str, float] = {}
+    past = 0.0
+    for phase in adapter.phases:
+        if phase.took:
+            spent = [float(m[1]) for _, text in start.lines if (m := re.search(phase.took, text))]
+            if spent:
+                found[phase.name] = round(max(spent), 2)
+            continue
+        at = next((at for at, text in start.lines if at >= past and re.search(phase.ends, text)), None)
+        if at is not None:
+            found[phase.name] = round(at - past, 2)
+            past = at
+    if start.ready:
+        found["serve"] = round(max(0.0, start.ready - past), 2)
+    return {**found, **dict(zip(_REQUESTS, (round(one, 2) for one in start.answers), strict=False))}
+
+
+def _events(adapter: Adapter, start: Start) -> tuple[tuple[str, str, str, int], ...]:
+    found: Counter[tuple[str, str, str]] = Counter()
+    for _, line in start.lines:
+        event = next((one for one in adapter.events if re.search(one.pattern, line)), None)
+        if event is not None:
+            rank = _RANK.match(line)
+            found[event.kind, event.says, (rank[1] or rank[2]).strip() if rank else ""] += 1
+    return tuple((*key, count) for key, count in sorted(found.items()))
 
 
 @dataclass(frozen=True)
@@ -63,6 +97,9 @@ class Judged:
     kind: str
     result: str
     said: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.result}" + (f" ({self.said})" if self.said else "")
 
 
 def by_kind(baked: Sequence[str], reference: Summary, start: Summary) -> tuple[Judged, ...]:

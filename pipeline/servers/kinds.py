@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 ROOT = "/opt/warm"  # of all caches that a server writes, in the warm-up as in the image
+PLACE = (
+    "/opt/pipeline/server"  # of what we say of them: outside of ROOT, so that an empty mount there hides nothing of it
+)
+COLD = "PIPELINE_SERVER_CACHES"  # at_start reads it: a folder in place of ROOT
+MODULES_FILE = f"{PLACE}/modules.json"  # at_start reads it
 
 BYTECODE = "python-bytecode"
 MODULES = "flashinfer-modules"
 MANIFEST = "manifest"
+AT_START = "python-start"
 OTHER = "other"
 
 # Below ROOT, longest first where one lies in another. Source: the defaults of vLLM 0.26 and 0.32, SGLang 0.5.23.
@@ -48,34 +53,17 @@ _PASSING_NAMES = {".lock", "flashinfer_jit.log", ".ninja_log", ".ninja_deps", "c
 _PASSING_ENDINGS = (".lock", ".tmp", ".log", ".pid")
 _PASSING_FOLDERS = {"locks", "tmp"}
 
-
-@dataclass(frozen=True)
-class Found:
-    """One kind of cache in a file system: the directory that holds it, its files with their sizes in bytes."""
-
-    kind: str
-    path: str
-    files: Mapping[str, int]
-
-    @property
-    def bytes(self) -> int:
-        """The sum of the sizes."""
-        return sum(self.files.values())
+Sorted = dict[tuple[str, str], dict[str, int]]  # (kind, the directory that holds all of it there) → path → bytes
 
 
-def kind_of(path: str, root: str = ROOT) -> str:
-    """The kind of a file by its absolute path; `OTHER` for what is of no known kind."""
-    return place_of(path, root)[0]
-
-
-def place_of(path: str, root: str = ROOT) -> tuple[str, str]:
-    """Kind, and the directory that holds all of this kind there."""
-    if path.startswith(root + "/"):
-        below = path[len(root) + 1 :]
+def place_of(path: str) -> tuple[str, str]:
+    """Kind of a file by its absolute path, and the directory that holds all of this kind there."""
+    if path.startswith(ROOT + "/"):
+        below = path[len(ROOT) + 1 :]
         for folder, kind in _BELOW:
             if below.startswith(folder + "/"):
-                return kind, f"{root}/{folder}"
-        return OTHER, root
+                return kind, f"{ROOT}/{folder}"
+        return OTHER, ROOT
     pure = PurePosixPath(path)
     if pure.suffix == ".pyc" and pure.parent.name == "__pycache__":
         for at, part in enumerate(pure.parts):
@@ -84,9 +72,9 @@ def place_of(path: str, root: str = ROOT) -> tuple[str, str]:
     return OTHER, str(pure.parent)
 
 
-def passing(path: str, root: str = ROOT) -> bool:
+def _passing(path: str) -> bool:
     """Whether a file is written by every start and is no part of a cache: locks, logs, temporary files."""
-    pure = PurePosixPath(path.removeprefix(root))
+    pure = PurePosixPath(path.removeprefix(ROOT))
     return (
         pure.name in _PASSING_NAMES
         or pure.name.endswith(_PASSING_ENDINGS)
@@ -94,26 +82,21 @@ def passing(path: str, root: str = ROOT) -> bool:
     )
 
 
-def sort(files: Mapping[str, int], root: str = ROOT) -> tuple[tuple[Found, ...], dict[str, int]]:
+def sort(files: Mapping[str, int]) -> tuple[Sorted, dict[str, int]]:
     """Divide files (path → bytes) into kinds, and those that are of no kind. Passing files are left out."""
-    places: dict[tuple[str, str], dict[str, int]] = {}
+    found: Sorted = {}
     others: dict[str, int] = {}
     for path, size in sorted(files.items()):
-        if passing(path, root):
-            continue
-        kind, place = place_of(path, root)
-        if kind == OTHER:
-            others[path] = size
-        else:
-            places.setdefault((kind, place), {})[path] = size
-    return tuple(Found(kind, place, found) for (kind, place), found in sorted(places.items())), others
+        if not _passing(path):
+            kind, place = place_of(path)
+            (others if kind == OTHER else found.setdefault((kind, place), {}))[path] = size
+    return dict(sorted(found.items())), others
 
 
-def count(paths: Iterable[str], root: str = ROOT) -> dict[str, int]:
+def count(paths: Iterable[str]) -> dict[str, int]:
     """How many of these files are of each kind; bytecode and what is of no kind left out, passing files too."""
     found: dict[str, int] = {}
-    for path in paths:
-        kind = kind_of(path, root)
-        if not passing(path, root) and kind not in (OTHER, BYTECODE):
-            found[kind] = found.get(kind, 0) + 1
+    for (kind, _), files in sort(dict.fromkeys(paths, 0))[0].items():
+        if kind != BYTECODE:
+            found[kind] = found.get(kind, 0) + len(files)
     return found

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from pipeline.contract.errors import UsageError
+from pipeline.planning.model_source import LARGEST_FILE, UNSEEN, find_model
 
-from .words import Words, values
+from .words import Words
 
 # Beside config.json these decide how a model is quantized; nothing else of its folder is laid out.
-CONFIG_FILES = ("config.json", "hf_quant_config.json", "quantize_config.json", "generation_config.json")
-LARGEST = 8 << 20
+BESIDE = ("hf_quant_config.json", "quantize_config.json", "generation_config.json")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # Bundled models hold what a plan needs; a server asks for the class too. Source: the names in transformers.
 _CLASSES = {
@@ -22,50 +23,41 @@ _CLASSES = {
 }  # fmt: skip
 
 
-def config_files(model: str, root: Path) -> dict[str, str]:
-    """Name → text of MODEL's config files: a folder, its config.json, or a bundled model. Raises `UsageError`.
+@dataclass(frozen=True)
+class Model:
+    """A name that can stand in an image's name, the text of the config files by name, and what is worth saying."""
 
-    `root` is the folder of the bundled models.
-    """
-    path = Path(model).expanduser()
-    bundled = root / f"{model}.json"
-    if re.fullmatch(r"[\w.-]+", model) and bundled.is_file() and not path.exists():
-        return {"config.json": json.dumps(complete(json.loads(bundled.read_text(encoding="utf-8"))["config"]))}
-    folder = path if path.is_dir() else path.parent
-    if not path.is_dir() and (path.suffix != ".json" or not path.is_file()):
-        raise UsageError(
-            f"SERVER= needs the model's whole config.json, and MODEL={model} is no folder that holds one",
-            hint="MODEL=/path/to/model (or its config.json), or a bundled model such as tiny",
-        )
-    found = {}
-    for name in CONFIG_FILES:
-        file = path if name == "config.json" and path.is_file() else folder / name
-        if name != "config.json" and not file.is_file():
-            continue
-        try:
-            if file.stat().st_size > LARGEST:
-                raise UsageError(f"{file} is too large", hint="MODEL takes a config.json, not weights")
-            text = file.read_bytes().decode("utf-8")
-            if not isinstance(json.loads(text), dict):
-                raise ValueError("not a JSON object")
-        except (OSError, ValueError) as error:
-            said = getattr(error, "strerror", None) or str(error)
-            raise UsageError(f"{file}: {said}", hint="MODEL takes a model's folder or its config.json") from error
-        found[name] = text
-    return found
+    name: str
+    files: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
 
-def short_name(model: str) -> str:
-    """A name for MODEL that can stand in an image's name."""
-    path = Path(model).expanduser()
-    name = path.parent.resolve().name if path.name == "config.json" else path.name
-    return re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._") or "model"
+def read_model(model: str) -> Model:
+    """MODEL as planning finds it: a bundled model, a folder or its config.json, or a hub id. Raises `UsageError`."""
+    found = find_model(model)
+    name = re.sub(r"[^a-z0-9._-]+", "-", found.name.lower()).strip("-._") or "model"
+    if found.from_hub:
+        return Model(name, {"config.json": json.dumps(found.config)}, (*found.notes, UNSEEN))
+    source = Path(found.source)
+    if not source.is_file():  # a bundled one
+        architecture = _CLASSES.get(str(found.config.get("model_type")))
+        more = {"max_position_embeddings": 2048, **({"architectures": [architecture]} if architecture else {})}
+        return Model(name, {"config.json": json.dumps({**more, **found.config})}, found.notes)
+    beside = {name: source.parent / name for name in BESIDE}
+    files = {"config.json": source, **{name: path for name, path in beside.items() if path.is_file()}}
+    return Model(name, {name: _text(path) for name, path in files.items()}, found.notes)
 
 
-def complete(config: Mapping[str, object]) -> dict[str, object]:
-    """A bundled model's config with what a server asks for beside it."""
-    name = _CLASSES.get(str(config.get("model_type")))
-    return {"max_position_embeddings": 2048, **({"architectures": [name]} if name else {}), **config}
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            text = stream.read(LARGEST_FILE).decode("utf-8")
+        if not isinstance(json.loads(text), dict):
+            raise ValueError("not a JSON object")
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"{path}: {said}", hint="MODEL takes a model's folder or its config.json") from error
+    return text
 
 
 def laid(words: Words, files: Mapping[str, str], home: str) -> dict[str, str]:
@@ -75,12 +67,12 @@ def laid(words: Words, files: Mapping[str, str], home: str) -> dict[str, str]:
     """
     if words.model.startswith("/"):
         return {str(PurePosixPath(words.model, name)): text for name, text in files.items()}
-    given = values(words.arguments, "revision")
-    if not given or not _COMMIT.fullmatch(given[-1]):
+    commit = words.options.get("revision", "")
+    if not _COMMIT.fullmatch(commit):
         raise UsageError(
             f"{words.model} is a hub id, and SERVER_ARGS name no commit",
             hint="--revision <the 40 digits of the commit>: an offline server's hash holds it",
         )
     top = PurePosixPath(home, "hub", f"models--{words.model.replace('/', '--')}")
-    snapshot = top / "snapshots" / given[-1]
-    return {**{str(snapshot / name): text for name, text in files.items()}, str(top / "refs" / given[-1]): given[-1]}
+    snapshot = top / "snapshots" / commit
+    return {**{str(snapshot / name): text for name, text in files.items()}, str(top / "refs" / commit): commit}

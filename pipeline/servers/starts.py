@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import kinds
-
 PORT = "{port}"  # stands in the command for a port that is free at each start
-_TAIL = 40
 
 
 @dataclass(frozen=True)
@@ -17,8 +14,8 @@ class Spec:
     """What to start, and what to ask of it.
 
     `requests` are tried in order; each is a list of (path without a slash in front, body) of which one must answer.
-    `ready` and `answer` bound a start and a request, in seconds. `most` starts are made at most, fewer when one writes
-    no new file of a known kind.
+    `ready` and `answer` are the timeouts of a start and of a request, in seconds. `most` starts are made at most, fewer
+    when one writes no new file of a known kind.
     """
 
     command: tuple[str, ...]
@@ -29,24 +26,26 @@ class Spec:
     ready: float = 1800.0
     answer: float = 300.0
     most: int = 1
-    root: str = kinds.ROOT
-    pack: bool = False  # leave what was written in a tar file beside the result
-    facts: tuple[str, ...] = ()  # a command that prints one JSON object about the server
+
+    @property
+    def timeout(self) -> float:
+        """Of all its starts, in seconds."""
+        return self.most * (self.ready + self.answer * max(1, len(self.requests)))
 
     @staticmethod
     def read(value: Mapping[str, Any]) -> Spec:
         """From JSON values."""
-        lists = {name: tuple(value[name]) for name in ("command", "facts")}
         requests = tuple(tuple((path, body) for path, body in ways) for ways in value["requests"])
-        return Spec(**{**value, **lists, "requests": requests})
+        return Spec(**{**value, "command": tuple(value["command"]), "requests": requests})
 
 
 @dataclass
 class Start:
     """One start. Times are seconds since the server's process was started.
 
-    `new` and `changed` are files with their sizes; `compilers` counts processes by name; `processes` maps the title of
-    a process that the server named (its ranks) to its last state.
+    `outcome` is `ready`, `died`, `timeout`, or `refused` (it was ready and refused a request). `new` and `changed` are
+    files with their sizes; `compilers` counts processes by name; `processes` maps the title of a process that the
+    server named (its ranks) to its last state.
     """
 
     outcome: str = "died"
@@ -65,6 +64,6 @@ class Start:
         """From JSON values."""
         return Start(**{**value, "lines": [(float(at), str(text)) for at, text in value["lines"]]})
 
-    def tail(self, lines: int = _TAIL) -> tuple[str, ...]:
+    def tail(self, lines: int = 40) -> tuple[str, ...]:
         """The last lines that the server printed."""
         return tuple(text for _, text in self.lines[-lines:])

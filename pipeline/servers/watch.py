@@ -1,9 +1,8 @@
 """Starts of a server, one after another, watched from inside its container: files, processes, log, requests.
 
-    python3 -I <folder>/watch.py spec.json result.json      (or `watch` from within a process that is there already)
+    python3 -I <folder>/watch.py order.json result.json      (or `watch` from within a process that is there already)
 
-Runs on the image's own Python, standard library only. A start ends in one of `ready`, `died`, `timeout`, `refused`
-(it was ready and refused a request); its result says which, with the last lines and what became of each rank.
+Runs on the image's own Python, standard library only.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, Protocol
+from typing import IO, Any, NamedTuple
 
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
@@ -37,33 +36,59 @@ _STOP = 30.0
 _COMPILERS = frozenset({"cc1plus", "cc1", "cicc", "ptxas", "ninja", "collect2", "clang", "lld"})
 # What lies there is no part of an image, or changes by itself.
 _SKIPPED = frozenset({"/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/run"})  # noqa: S108
-_ASKS = frozenset({b"--version", b"-dumpversion", b"-dumpmachine", b"-v", b"-V"})
+_ASKS = frozenset({"--version", "-dumpversion", "-dumpmachine", "-v", "-V"})
 _NAMED = ("VLLM", "sglang")  # how the servers name their ranks
+_ENDED = "ended"
 _PR_SET_CHILD_SUBREAPER = 36
 
 Files = dict[str, tuple[int, int]]  # path → size in bytes, time of last change in ns
 
 
-class Process(Protocol):
-    """What `run.spawn` yields, as far as it is needed here."""
+class Order(NamedTuple):
+    """What `main` is given: the specs, and a command that prints one JSON object about the server.
 
-    pid: int
+    Where there is such a command, what the starts wrote is left in a tar file beside the result.
+    """
 
-    def poll(self) -> int | None:
-        """Its exit status; None while it runs."""
+    specs: tuple[Spec, ...]
+    facts: tuple[str, ...] = ()
 
-    def send_signal(self, sig: int, /) -> None:
-        """Send it a signal."""
+    @staticmethod
+    def read(value: Mapping[str, Any]) -> Order:
+        """From JSON values."""
+        return Order(tuple(map(Spec.read, value["specs"])), tuple(value["facts"]))
 
 
-def watch(spec: Spec, folder: Path) -> tuple[list[Start], dict[str, Any]]:
-    """Start until a start writes nothing new, at most `spec.most` times. `folder` is for the logs."""
-    _adopt()
+def watch(order: Order, folder: Path) -> dict[str, Any]:
+    """Make all starts, and return the result as JSON values. What they wrote goes to `folder`.
+
+    `starts` has a list for each spec, up to the first that failed. Raises `ProgramMissing`.
+    """
+    # Become the parent of what a server leaves behind, so that it can be found and ended.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    run.find_program(order.specs[0].command[0])
+    starts: list[list[Start]] = []
+    for spec in order.specs:
+        starts.append(_starts(spec))
+        if starts[-1][-1].outcome != "ready":
+            break
+    result: dict[str, Any] = {"facts": {}, "notes": []}
+    if order.facts and starts[-1][-1].outcome == "ready":
+        result["facts"] = _facts(order)
+        every = [start for some in starts for start in some]
+        result["notes"] = collect.pack(every, result["facts"], folder / collect.PACK)
+    return {**result, "starts": [[asdict(start) for start in some] for some in starts]}
+
+
+def _starts(spec: Spec) -> list[Start]:
+    """Start until a start writes nothing new, at most `spec.most` times."""
     starts: list[Start] = []
     before = files_of("/")
-    for number in range(1, spec.most + 1):
-        log.note(f"start {number}: {run.spelled(_hidden(spec))}")
-        start = one_start(spec, folder / f"start-{number}.log")
+    while len(starts) < spec.most:
+        number = len(starts) + 1
+        log.note(f"start {number}")
+        start = one_start(spec)
         after = files_of("/")
         start.new = {path: size for path, (size, _) in after.items() if path not in before}
         start.changed = {p: v[0] for p, v in after.items() if p in before and before[p] != v}
@@ -71,98 +96,81 @@ def watch(spec: Spec, folder: Path) -> tuple[list[Start], dict[str, Any]]:
         starts.append(start)
         if start.outcome != "ready":
             break
-        log.note(f"start {number}: ready after {start.ready:.1f} s, {sum(kinds.count(start.new).values())} new files")
-        if number > 1 and not kinds.count(start.new, spec.root):
+        new = kinds.count(start.new)
+        log.note(f"start {number}: ready after {start.ready:.1f} s, {sum(new.values())} new files")
+        if number > 1 and not new:
             break
-    return starts, _facts(spec) if starts[-1].outcome == "ready" else {}
+    return starts
 
 
-def _hidden(spec: Spec) -> list[str]:
-    return [word if word != spec.token or not word else "***" for word in spec.command]
-
-
-def one_start(spec: Spec, logfile: Path) -> Start:
+def one_start(spec: Spec) -> Start:
     """Start the server, wait for its health, ask, stop it; whatever it left running is ended."""
-    port = _free_port()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
     words = [word.replace(PORT, str(port)) for word in spec.command]
     environment = {**os.environ, **spec.environment}
-    with logfile.open("w", encoding="utf-8") as sink:
-        began = time.monotonic()
-        with (
-            run.spawn(words, env=environment, stdout=sink, stderr=sink) as process,
-            _Observer(logfile, began) as observer,
-        ):
-            start = observer.start
-            try:
-                _until_ready(process, spec, port, observer)
-                if start.outcome == "ready":
-                    _ask(spec, port, observer)
-            finally:
-                observer.rest()
-                _stop(process)
-        start.seconds = round(time.monotonic() - began, 2)
+    with run.spawn(words, env=environment, stdout=run.PIPE, stderr=run.STDOUT) as process:
+        assert process.stdout is not None
+        observer = _Observer(process.stdout)
+        start = observer.start
+        try:
+            problem = _until_ready(process, spec, port, observer) or _ask(spec, port, start)
+            if problem:
+                start.message = problem + observer.who()
+        finally:
+            observer.rest()
+            _end(process)
+            observer.read()
+            start.seconds = observer.past()
     return start
 
 
-def _until_ready(process: Process, spec: Spec, port: int, observer: _Observer) -> None:
+def _until_ready(process: run.Process, spec: Spec, port: int, observer: _Observer) -> str:
+    """Wait until the server answers; what went wrong, empty where nothing did."""
     start = observer.start
     noted = 0.0
     while True:
         past = observer.past()
         status = process.poll()
         if status is not None:
-            observer.rest()
-            start.outcome, start.message = "died", f"it {run.describe(status)} before it was ready" + _who(start)
-            return
+            return f"it {run.describe(status)} before it was ready"
         if past > spec.ready:
-            observer.rest()
             start.outcome = "timeout"
-            start.message = f"it was not ready within {spec.ready:.0f} s" + _who(start)
-            return
-        if _get(port, spec.health, 2.0) == http.HTTPStatus.OK:
-            start.outcome, start.ready = "ready", round(observer.past(), 2)
-            return
+            return f"it was not ready within {spec.ready:.0f} s"
+        if _request(port, spec.health, timeout=2.0)[0] == http.HTTPStatus.OK:
+            start.outcome, start.ready = "ready", observer.past()
+            return ""
         if past - noted > _NOTE:
             noted = past
-            said = start.lines[-1][1][:120] if start.lines else ""
-            log.note(f"starting for {past:.0f} s" + (f": {said}" if said else ""))
+            log.note(f"starting for {past:.0f} s: {''.join(start.tail(1))[:120]}")
         time.sleep(_POLL)
 
 
-def _ask(spec: Spec, port: int, observer: _Observer) -> None:
+def _ask(spec: Spec, port: int, start: Start) -> str:
+    """Make the requests; what went wrong, empty where nothing did."""
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {spec.token}"} if spec.token else {})}
     for ways in spec.requests:
         sent = time.monotonic()
         said = ""
         for path, body in ways:
-            status, said = _post(port, path, body, spec)
+            status, said = _request(port, path, json.dumps(body), headers, timeout=spec.answer)
             if status == http.HTTPStatus.OK:
+                start.answers.append(round(time.monotonic() - sent, 3))
                 break
         else:
-            observer.rest()
-            observer.start.outcome = "refused"
-            observer.start.message = f"a request got no answer: {said}" + _who(observer.start)
-            return
-        observer.start.answers.append(round(time.monotonic() - sent, 3))
+            start.outcome = "refused"
+            return f"a request got no answer: {said}"
+    return ""
 
 
-def _get(port: int, path: str, timeout: float) -> int:
+def _request(
+    port: int, path: str, body: str | None = None, headers: Mapping[str, str] | None = None, *, timeout: float
+) -> tuple[int, str]:
+    """The status of an answer (0 where there is none), and what it says, for a message."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     try:
-        connection.request("GET", f"/{path}")
-        return connection.getresponse().status
-    except (OSError, http.client.HTTPException):
-        return 0
-    finally:
-        connection.close()
-
-
-def _post(port: int, path: str, body: Mapping[str, Any], spec: Spec) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=spec.answer)
-    headers = {"Content-Type": "application/json"}
-    if spec.token:
-        headers["Authorization"] = f"Bearer {spec.token}"
-    try:
-        connection.request("POST", f"/{path}", json.dumps(body), headers)
+        connection.request("GET" if body is None else "POST", f"/{path}", body, headers or {})
         answer = connection.getresponse()
         return answer.status, f"{path}: {answer.status} {answer.read(2000).decode(errors='replace')[:300]}"
     except (OSError, http.client.HTTPException) as error:
@@ -172,95 +180,76 @@ def _post(port: int, path: str, body: Mapping[str, Any], spec: Spec) -> tuple[in
 
 
 class _Observer:
-    """A thread that notes what the server prints, with times, which compilers run, and how its named processes are."""
+    """Threads that note what the server prints, with times, which compilers run, and how its named processes are."""
 
-    def __init__(self, logfile: Path, began: float) -> None:
+    def __init__(self, printed: IO[str]) -> None:
         self.start = Start()
-        self._stream = logfile.open("rb")
-        self._began, self._pending = began, b""
+        self._printed, self._began = printed, time.monotonic()
         self._seen: dict[int, str] = {}
         self._over = Event()
-        self._thread = Thread(target=self._loop, daemon=True)
-
-    def __enter__(self) -> _Observer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.rest()
-        self._read()  # what it printed while it was stopped
-        self._stream.close()
+        self._threads = [Thread(target=one, daemon=True) for one in (self._listen, self._watch)]
+        for thread in self._threads:
+            thread.start()
 
     def past(self) -> float:
         """Seconds since the start."""
-        return time.monotonic() - self._began
+        return round(time.monotonic() - self._began, 2)
 
     def rest(self) -> None:
-        """Observe a last time and no more."""
-        if not self._over.is_set():
-            self._over.set()
-            self._thread.join()
-            self._read()
-            self._look()
+        """Look at its processes no more: they will be ended."""
+        self._over.set()
+        self._threads[1].join()
 
-    def _loop(self) -> None:
-        while not self._over.wait(_POLL):
-            self._read()
-            self._look()
+    def read(self) -> None:
+        """Take in the rest of what it printed, once all of it ended."""
+        self._threads[0].join(_STOP)
+        if not self._threads[0].is_alive():
+            self._printed.close()
 
-    def _read(self) -> None:
-        *lines, self._pending = (self._pending + self._stream.read()).split(b"\n")
-        at = round(self.past(), 2)
-        for line in lines:
-            text = "".join(c if c.isprintable() else " " for c in line.decode(errors="replace")).rstrip()
+    def who(self) -> str:
+        """Which of the server's own processes ended, or stand still."""
+        self.rest()
+        self._look()
+        states = self.start.processes.items()
+        said = [f"{name} {state}" for name, state in states if state.startswith(_ENDED)][:4]
+        said += [f"{name} was stopped" for name, state in states if state in ("T", "t")]
+        return f" ({'; '.join(said)})" if said else ""
+
+    def _listen(self) -> None:
+        for line in self._printed:
+            text = "".join(c if c.isprintable() else " " for c in line).rstrip()
             if text:
-                self.start.lines.append((at, text[:600]))
+                self.start.lines.append((self.past(), text[:600]))
+
+    def _watch(self) -> None:
+        while not self._over.wait(_POLL):
+            self._look()
 
     def _look(self) -> None:
         start, alive = self.start, {}
         for pid, (name, state, _) in _processes().items():
-            if name in _COMPILERS and self._seen.get(pid) != name and not _asked(pid):
+            # Triton and torch ask compilers for their version at each start; Triton compiles with `ptxas -v …`.
+            if name in _COMPILERS and self._seen.get(pid) != name and not _ASKS.issuperset(_words(pid)[1:] or ("",)):
                 start.compilers[name] = start.compilers.get(name, 0) + 1
             self._seen[pid] = name
-            if name.startswith(_NAMED):
-                alive[_title(pid, name)] = state
+            if name.startswith(_NAMED):  # the kernel keeps 15 characters of it
+                title = next(iter(_words(pid)), "").strip()
+                alive[title[:80] if title.startswith(name) else name] = state
         for title, state in start.processes.items():
             if title not in alive:
-                alive[title] = state if state.startswith("ended") else f"ended after {self.past():.0f} s"
+                alive[title] = state if state.startswith(_ENDED) else f"{_ENDED} after {self.past():.0f} s"
         start.processes = alive
 
 
-def _who(start: Start) -> str:
-    """Which of the server's own processes ended, or stand still."""
-    ended = [name for name, state in start.processes.items() if state.startswith("ended")]
-    stopped = [name for name, state in start.processes.items() if state in ("T", "t")]
-    said = [f"{name} {start.processes[name]}" for name in ended[:4]] + [f"{name} was stopped" for name in stopped]
-    return f" ({'; '.join(said)})" if said else ""
-
-
-def _asked(pid: int) -> bool:
-    """Whether a compiler is asked for its version and nothing else, as Triton and torch do at each start.
-
-    Triton compiles with `ptxas -v …`: one such word among others is no question.
-    """
+def _words(pid: int) -> list[str]:
     try:
-        words = Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0")[1:-1]
+        return Path("/proc", str(pid), "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except OSError:
-        return False
-    return bool(words) and _ASKS.issuperset(words)
-
-
-def _title(pid: int, name: str) -> str:
-    """The whole name that a process gave itself: the kernel's has 15 characters."""
-    try:
-        whole = Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace").strip()
-    except OSError:
-        return name
-    return whole[:80] if whole.startswith(_NAMED) else name
+        return []
 
 
 def _processes() -> dict[int, tuple[str, str, int]]:
-    """Name, state and parent of every process that can be seen here."""
+    """Name, state and parent of every process that can be seen here and runs."""
     found = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -270,63 +259,42 @@ def _processes() -> dict[int, tuple[str, str, int]]:
                 continue
             name, _, rest = text.partition("(")[2].rpartition(")")
             state, parent = rest.split()[:2]
-            found[int(entry.name)] = (name, state, int(parent))
+            if state not in ("Z", "X"):
+                found[int(entry.name)] = (name, state, int(parent))
     return found
 
 
-def _adopt() -> None:
-    """Become the parent of what the server leaves behind, so that it can be found and ended."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _stop(process: Process) -> None:
+def _end(process: run.Process) -> None:
     """End the server as an orchestrator does, and then every process below us."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        until = time.monotonic() + _STOP
-        while process.poll() is None and time.monotonic() < until:
-            time.sleep(_POLL)
+    process.send_signal(signal.SIGTERM)
     until = time.monotonic() + _STOP
-    while time.monotonic() < until:
-        left = _below(os.getpid())
-        if not left:
-            break
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-            if pid != process.pid:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
-        process.poll()
+    while (left := _below(os.getpid())) and time.monotonic() < until + _STOP:
+        if process.poll() is not None or time.monotonic() > until:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL)
 
 
-def _below(top: int) -> list[int]:
-    """All processes below one that were not ended yet."""
+def _below(top: int) -> set[int]:
+    """All processes below one."""
     table = _processes()
-    found: list[int] = []
-    parents = {top}
-    while True:
-        more = [pid for pid, (_, state, parent) in table.items() if parent in parents and pid not in found]
-        if not more:
-            return found
-        found += more
-        parents = set(more)
+    found: set[int] = set()
+    more = {top}
+    while more:
+        more = {pid for pid, (_, _, parent) in table.items() if parent in more}
+        found |= more
+    return found
 
 
 def files_of(top: str) -> Files:
     """Every regular file of the file system of `top`, and of what is mounted at the root of the caches."""
     found: Files = {}
     device = os.stat(top).st_dev  # noqa: PTH116
-    pending = [top]
-    if os.path.ismount(kinds.ROOT):
-        pending.append(kinds.ROOT)
+    pending = [top, *([kinds.ROOT] if os.path.ismount(kinds.ROOT) else [])]
     while pending:
-        folder = pending.pop()
         try:
-            entries = list(os.scandir(folder))
+            entries = list(os.scandir(pending.pop()))
         except OSError:
             continue
         for entry in entries:
@@ -344,38 +312,25 @@ def files_of(top: str) -> Files:
     return found
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _facts(spec: Spec) -> dict[str, Any]:
+def _facts(order: Order) -> dict[str, Any]:
     """What the server's packages say of themselves; nothing where that cannot be asked."""
-    if not spec.facts:
-        return {}
+    environment = {**os.environ, **order.specs[0].environment}
     try:
-        done = run.run(spec.facts, env={**os.environ, **spec.environment}, capture=True, timeout=300)
-        value = json.loads(done.stdout.strip().splitlines()[-1])
-    except (run.ProcessFailed, ValueError, IndexError) as error:
+        done = run.run(order.facts, env=environment, capture=True, timeout=300)
+        return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+    except (run.ProcessFailed, ValueError, IndexError, TypeError) as error:
         log.note(f"the server's packages do not say what they are: {error}")
         return {}
-    return dict(value) if isinstance(value, dict) else {}
 
 
 def main(words: Sequence[str]) -> int:
-    """Read the spec, watch, write the result; 0 unless the result cannot be written."""
-    spec_file, result_file = map(Path, words)
+    """Read the order, watch, write the result; 0 unless the result cannot be written."""
+    order_file, result_file = map(Path, words)
     try:
-        spec = Spec.read(json.loads(spec_file.read_text(encoding="utf-8")))
-        starts, facts = watch(spec, result_file.parent)
-        notes = []
-        if spec.pack and starts[-1].outcome == "ready":
-            notes = collect.pack(starts, facts, result_file.parent / collect.PACK, root=spec.root)
-        value: dict[str, Any] = {"starts": [asdict(start) for start in starts], "facts": facts, "notes": notes}
+        result = watch(Order.read(json.loads(order_file.read_text(encoding="utf-8"))), result_file.parent)
     except run.ProgramMissing as error:
-        value = {"missing": error.message}
-    result_file.write_text(json.dumps(value), encoding="utf-8")
+        result = {"missing": error.message}
+    result_file.write_text(json.dumps(result), encoding="utf-8")
     return 0
 
 

@@ -6,17 +6,21 @@ variables are used for the start and written nowhere.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from pipeline.contract.errors import UsageError
 
 SERVERS = ("vllm", "sglang")
 HIDDEN = "***"
+BETWEEN = "--"  # stands between several sets of arguments
 _SECRET_VARIABLE = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
 _SECRET_OPTION = re.compile(r"--([a-z0-9]+[-_])*(key|token|secret|password)", re.IGNORECASE)
+_SHORTEST = 4  # characters of a secret that can be recognized in a file
 _SIZES = (
     ("tensor-parallel-size", "tp-size", "tp"),
     ("pipeline-parallel-size", "pp-size", "pp"),
@@ -37,60 +41,95 @@ class Words:
     secrets: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def options(self) -> dict[str, str]:
+        """Every option with its value (`true` for one without), the last one where it is repeated; others by place."""
+        found: dict[str, str] = {}
+        at, place = 0, 0
+        while at < len(self.arguments):
+            name, value = option(self.arguments[at])
+            at += 1
+            if not name:
+                place += 1
+                found[f"argument {place}"] = self.arguments[at - 1]
+            elif value is not None:
+                found[name] = value
+            elif at < len(self.arguments) and not option(self.arguments[at])[0]:
+                found[name] = self.arguments[at]
+                at += 1
+            else:
+                found[name] = "true"
+        return found
+
+    @property
     def model(self) -> str:
         """The model as the server is told of it: a path, or a hub id."""
-        named = values(self.arguments, "model-path", "model", "model-tag")
         first = self.arguments[0] if self.arguments else ""
-        positional = first if self.server == "vllm" and first and not first.startswith("-") else ""
-        return positional or (named[-1] if named else "")
+        if self.server == "vllm" and first and not first.startswith("-"):
+            return first
+        found = self.options
+        return found.get("model-path") or found.get("model") or found.get("model-tag") or ""
 
     @property
     def tp(self) -> int:
-        """How many tensor parallel ranks there are."""
-        return _size(self.arguments, _SIZES[0])
+        """How many tensor parallel ranks there are. Raises `UsageError`."""
+        return self._size(_SIZES[0])
 
     @property
     def ranks(self) -> int:
-        """How many processes share the model."""
-        world = 1
-        for names in _SIZES:
-            if self.server == "sglang" and "dp" in names and flag(self.arguments, "enable-dp-attention"):
-                continue  # it divides the tensor parallel ranks there, and adds none
-            world *= _size(self.arguments, names)
-        return world
+        """How many processes share the model. Raises `UsageError`."""
+        sizes = [self._size(names) for names in _SIZES]
+        if self.server == "sglang" and "enable-dp-attention" in self.options:
+            del sizes[-1]  # it divides the tensor parallel ranks there, and adds none
+        return math.prod(sizes)
 
-    def secret_values(self) -> tuple[str, ...]:
-        """The values that must appear nowhere, as far as they are long enough to be recognized."""
-        found = [*self.secrets.values()]
-        for at, word in enumerate(self.arguments):
-            name, equals, value = word.partition("=")
-            if _SECRET_OPTION.fullmatch(name):
-                found += [value] if equals else self.arguments[at + 1 : at + 2]
-        return tuple(sorted({value for value in found if len(value) >= 4}))
+    def _size(self, names: Sequence[str]) -> int:
+        size = next((self.options[name] for name in names if name in self.options), "1")
+        if not re.fullmatch(r"[0-9]{1,5}", size) or not 1 <= int(size) <= _MOST_RANKS:
+            raise UsageError(f"--{names[0]} {size!r} is no number of ranks", hint=f"1 to {_MOST_RANKS}")
+        return int(size)
 
     def recorded(self) -> tuple[str, ...]:
         """The arguments as they may be written down."""
+        return self._shown()[0]
+
+    def secret_values(self) -> tuple[str, ...]:
+        """The values that must appear nowhere, as far as they are long enough to be recognized."""
+        found = {*self.secrets.values(), *self._shown()[1]}
+        return tuple(sorted(value for value in found if len(value) >= _SHORTEST))
+
+    def _shown(self) -> tuple[tuple[str, ...], list[str]]:
+        """The arguments without values of secrets, and these values."""
         shown: list[str] = []
+        secrets: list[str] = []
         hide = False
         for word in self.arguments:
-            name, equals, _ = word.partition("=")
-            secret = bool(_SECRET_OPTION.fullmatch(name))
-            shown.append(HIDDEN if hide else f"{name}={HIDDEN}" if secret and equals else word)
-            hide = secret and not equals
-        return tuple(shown)
+            name, equals, value = word.partition("=")
+            if hide:
+                shown.append(HIDDEN)
+                secrets.append(word)
+                hide = False
+            elif _SECRET_OPTION.fullmatch(name):
+                shown.append(f"{name}={HIDDEN}" if equals else word)
+                secrets += [value] if equals else []
+                hide = not equals
+            else:
+                shown.append(word)
+        return tuple(shown), secrets
 
 
-def parse(server: str, arguments: str, environment: str) -> Words:
-    """SERVER, SERVER_ARGS and SERVER_ENV as words. Raises `UsageError`."""
+def parse(server: str, arguments: str, environment: str) -> tuple[Words, ...]:
+    """SERVER, SERVER_ARGS and SERVER_ENV as words, one for each set of arguments. Raises `UsageError`."""
     server = server.strip().lower()
     if server not in SERVERS:
         raise UsageError(f"there is no server {server!r}", hint=f"SERVER={'|'.join(SERVERS)}")
-    found = variables(environment)
-    secrets = {name: value for name, value in found.items() if _SECRET_VARIABLE.search(name)}
-    kept = {name: value for name, value in found.items() if name not in secrets}
-    words = Words(server, tuple(split(arguments, "SERVER_ARGS")), kept, secrets)
-    _check(words)
-    return words
+    given = variables(environment)
+    secrets = {name: value for name, value in given.items() if _SECRET_VARIABLE.search(name)}
+    kept = {name: value for name, value in given.items() if name not in secrets}
+    sets = [tuple(part) for between, part in groupby(split(arguments, "SERVER_ARGS"), BETWEEN.__eq__) if not between]
+    found = tuple(Words(server, one, kept, secrets) for one in sets or [()])
+    for one in found:
+        _check(one)
+    return found
 
 
 def _check(words: Words) -> None:
@@ -103,11 +142,10 @@ def _check(words: Words) -> None:
     if not _PATH.fullmatch(words.model) and not _HUB_ID.fullmatch(words.model):
         raise UsageError(f"{words.model!r} is neither an absolute path nor a hub id", hint=hint)
     if ".." in words.model.split("/"):
-        raise UsageError(f"{words.model!r} holds `..`", hint=hint)
-    if values(words.arguments, "config"):
+        raise UsageError(f"{words.model!r} has `..` in it", hint=hint)
+    if "config" in words.options:
         raise UsageError("SERVER_ARGS name a --config file, which is not here", hint="spell its options out")
-    for names in _SIZES:
-        _size(words.arguments, names)
+    _ = words.ranks  # raises
 
 
 def split(text: str, what: str) -> list[str]:
@@ -137,61 +175,16 @@ def option(word: str) -> tuple[str, str | None]:
     return name.lstrip("-").replace("_", "-"), value if equals else None
 
 
-def values(arguments: Sequence[str], *names: str) -> list[str]:
-    """The values of an option, however it is spelled."""
-    found = []
-    for at, word in enumerate(arguments):
-        name, value = option(word)
-        if name in names:
-            found.append("".join(arguments[at + 1 : at + 2]) if value is None else value)
-    return found
-
-
-def flag(arguments: Sequence[str], name: str) -> bool:
-    """Whether an option without a value is there."""
-    return any(option(word)[0] == name for word in arguments)
-
-
 def without(arguments: Sequence[str], dropped: Mapping[str, int]) -> list[str]:
     """The arguments without some options; `dropped` says how many values each has."""
     kept: list[str] = []
     skip = 0
     for word in arguments:
+        name, value = option(word)
         if skip:
             skip -= 1
-            continue
-        name, value = option(word)
-        if word.startswith("--") and name in dropped:
+        elif word.startswith("--") and name in dropped:
             skip = 0 if value is not None else dropped[name]
         else:
             kept.append(word)
     return kept
-
-
-def options(arguments: Sequence[str]) -> dict[str, str]:
-    """Every option with its value (`true` for one without), the last one where it is repeated; other words by place."""
-    found: dict[str, str] = {}
-    at, place = 0, 0
-    while at < len(arguments):
-        name, value = option(arguments[at])
-        at += 1
-        if not name:
-            found[f"argument {place + 1}"] = arguments[at - 1]
-            place += 1
-        elif value is not None:
-            found[name] = value
-        elif at < len(arguments) and not option(arguments[at])[0]:
-            found[name] = arguments[at]
-            at += 1
-        else:
-            found[name] = "true"
-    return found
-
-
-def _size(arguments: Sequence[str], names: Sequence[str]) -> int:
-    found = values(arguments, *names)
-    if not found:
-        return 1
-    if not re.fullmatch(r"[0-9]{1,5}", found[-1]) or not 1 <= int(found[-1]) <= _MOST_RANKS:
-        raise UsageError(f"--{names[0]} {found[-1]!r} is no number of ranks", hint=f"1 to {_MOST_RANKS}")
-    return int(found[-1])

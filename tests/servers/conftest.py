@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from real_vllm import IMAGE, ROOT, Pipeline
+from real_vllm import ARGS, IMAGE, ROOT, Pipeline
 
 from pipeline.daemon import Engine, connect, ensure
 
@@ -30,16 +31,22 @@ def client(engine: Engine) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def pipeline(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    """Run `pipeline` on the checkout, with an empty store; wheels are those that this machine has already."""
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache home with an empty store; wheels are those that this machine has already."""
     from pipeline.home import cache_home
 
-    own = tmp_path_factory.mktemp("home")
+    own = tmp_path_factory.mktemp("home") / "tuned-image-pipeline"
     wheels = cache_home() / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
-    (own / "tuned-image-pipeline").mkdir()
-    (own / "tuned-image-pipeline" / "wheels").symlink_to(wheels)
-    environment = {**os.environ, "DOCKER_HOST": engine.host, "XDG_CACHE_HOME": str(own)}
+    own.mkdir()
+    (own / "wheels").symlink_to(wheels)
+    return own
+
+
+@pytest.fixture(scope="session")
+def pipeline(engine: Engine, home: Path) -> Pipeline:
+    """Run `pipeline` on the checkout, with that cache home."""
+    environment = {**os.environ, "DOCKER_HOST": engine.host, "XDG_CACHE_HOME": str(home.parent)}
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -53,7 +60,7 @@ def pipeline(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Pipeli
 @pytest.fixture(scope="session")
 def built(pipeline: Pipeline, client: Any) -> Iterator[dict[str, Any]]:
     """The outcome of `pipeline build tiny --server vllm`: warmed up, baked, and started twice."""
-    done = pipeline("build", "tiny", "--server", "vllm", "--image", IMAGE, "--json")
+    done = pipeline("build", "tiny", "--server", "vllm", "--server-args", ARGS, "--image", IMAGE, "--json")
     assert done.returncode == 0, done.stderr[-6000:]
     print(done.stderr)  # seconds by phase: shown where a test fails, or with -s
     yield {**json.loads(done.stdout), "said": done.stderr}

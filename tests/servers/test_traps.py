@@ -2,58 +2,173 @@
 
 from __future__ import annotations
 
+import io
+import json
+import shlex
+import signal
+import tarfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
-from real_vllm import IMAGE, ROOT, Pipeline
+from real_vllm import ARGS, IMAGE, ROOT, Pipeline
 
+from pipeline.image.session import LABEL, RUN
 from pipeline.servers import kinds, words
-from pipeline.servers.containers import How, watch
-from pipeline.servers.model import config_files
-from pipeline.servers.producer import ServerProducer, manifest_in
+from pipeline.servers.containers import How, manifest_in, watch
+from pipeline.servers.producer import ServerProducer
+from pipeline.servers.watch import Order
 
-pytestmark = [pytest.mark.usefixtures("built"), pytest.mark.engine, pytest.mark.large, pytest.mark.timeout(5400)]
+pytestmark = [pytest.mark.engine, pytest.mark.large, pytest.mark.timeout(5400)]
+
+TWO_RANKS = f"{ARGS} --tensor-parallel-size 2"
+ANYBODY = "12345:12345"
 
 
-def start(client: Any, arguments: str, how: How, tmp_path: Path, **environment: str) -> Any:
+def start(
+    client: Any,
+    arguments: str,
+    how: How,
+    tmp_path: Path,
+    *,
+    image: str = IMAGE,
+    ready: float = 900.0,
+    **environment: str,
+) -> Any:
     """One start in the finished image."""
-    told, _ = manifest_in(client, IMAGE)
-    said = words.parse("vllm", arguments, " ".join(f"{name}={value}" for name, value in environment.items()))
-    producer = ServerProducer(said, config_files("tiny", ROOT / "pipeline" / "models"), "tiny", "cpu")
-    spec = producer.spec(ready=900.0, most=1, pack=False)
-    return watch(client, IMAGE, spec, told.model, how, out=tmp_path / "out", logfile=tmp_path / "log").starts[0]
+    (said,) = words.parse("vllm", arguments, "")
+    spec = ServerProducer((said,), {}, "tiny", "cpu").spec(said, ready=ready, most=1)
+    order = Order((replace(spec, environment={**spec.environment, **environment}),))
+    model = manifest_in(client, IMAGE)[0].sets[0].model
+    return watch(client, image, order, model, how, out=tmp_path / "out", logfile=tmp_path / "log").starts[0][0]
 
 
-SAME = "--model /mnt/models --max-model-len 512 --max-num-seqs 8"
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(
+    ("arguments", "how", "environment"),
+    [
+        pytest.param(ARGS, How(user=ANYBODY, read_only=True, empty=True), {}, id="an empty mount"),
+        pytest.param(ARGS, How(user="0:0"), {"PIPELINE_SERVER_CACHES": "/opt/cold"}, id="the caches left out"),
+        pytest.param(ARGS.replace("/mnt/models", "/mnt/models/"), How(), {}, id="another spelling"),
+        pytest.param(ARGS.replace("seqs 8", "seqs 80"), How(), {}, id="another value"),
+    ],
+)
+def test_what_misses_starts_cold_and_well(
+    client: Any, tmp_path: Path, arguments: str, how: How, environment: dict[str, str]
+) -> None:
+    found = start(client, arguments, how, tmp_path, **environment)
+    assert found.outcome == "ready", found.tail()
+    new = [path for path in found.new if "inductor" in path or "/vllm/" in path]
+    assert new, "it compiled again"
+    if environment:
+        assert not kinds.count(found.new), "nothing is written below the root of the baked caches"
 
 
-def test_an_empty_mount_starts_cold_and_well(client: Any, tmp_path: Path) -> None:
-    found = start(client, SAME, How("12345:12345", read_only=True, empty=True), tmp_path)
-    assert found.outcome == "ready"
-    assert kinds.count(found.new)
+@pytest.fixture
+def moved(client: Any, built: dict[str, Any]) -> Iterator[str]:
+    """The image with its caches moved to /opt/moved."""
+    words = ["sh", "-c", f"cp -a {kinds.ROOT} /opt/moved && rm -r {kinds.ROOT}"]
+    container = client.containers.create(IMAGE, words, entrypoint=[], user="0:0")
+    container.start()
+    assert container.wait()["StatusCode"] == 0
+    container.commit("servers-test/moved", "1")
+    container.remove()
+    yield "servers-test/moved:1"
+    client.images.remove("servers-test/moved:1", force=True)
 
 
-@pytest.mark.parametrize("arguments", [SAME.replace("/mnt/models", "/mnt/models/"), f"{SAME}0"])
-def test_other_words_are_a_miss_and_start(client: Any, tmp_path: Path, arguments: str) -> None:
-    found = start(client, arguments, How(), tmp_path)
-    assert found.outcome == "ready"
-    assert kinds.count(found.new)
+def test_moved_caches_break_no_start_and_are_named(
+    client: Any, tmp_path: Path, moved: str, built: dict[str, Any], pipeline: Pipeline
+) -> None:
+    places = {
+        name: value.replace(kinds.ROOT, "/opt/moved")
+        for name, value in built["environment"].items()
+        if value.startswith(kinds.ROOT)
+    }
+    found = start(client, ARGS, How(user=ANYBODY), tmp_path, image=moved, **places)
+    assert found.outcome == "ready", found.tail()
+    given = [word for name, value in places.items() for word in ("-e", f"{name}={value}")]
+    done = pipeline("explain", IMAGE, *given, "--", *shlex.split(ARGS))
+    assert done.returncode == 7
+    assert (
+        "TORCHINDUCTOR_CACHE_DIR /opt/moved/inductor, baked with /opt/warm/inductor (it places a cache)" in done.stdout
+    )
 
 
+@pytest.mark.usefixtures("built")
 def test_arguments_that_the_server_refuses(client: Any, tmp_path: Path) -> None:
-    found = start(client, f"{SAME} --no-such-option 3", How(), tmp_path)
+    found = start(client, f"{ARGS} --no-such-option 3", How(), tmp_path)
     assert found.outcome == "died"
     assert any("no-such-option" in line for line in found.tail())
 
 
+HURT = """
+import os, pathlib, time
+while True:
+    for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if file.read_bytes().startswith(b"VLLM::Worker_TP1"):
+                os.kill(int(file.parent.name), SIGNAL)
+                raise SystemExit
+        except OSError:
+            pass
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(
+    ("sign", "outcome", "message"),
+    [
+        (signal.SIGKILL, "died", "VLLM::Worker_TP1 ended"),
+        (signal.SIGSTOP, "timeout", "VLLM::Worker_TP1 was stopped"),
+    ],
+)
+def test_a_rank_that_dies_or_hangs_is_named(
+    client: Any, tmp_path: Path, sign: signal.Signals, outcome: str, message: str
+) -> None:
+    def hurt() -> None:
+        while not (found := client.containers.list(filters={"label": f"{LABEL}={RUN}"})):
+            time.sleep(0.5)
+        found[0].exec_run(["python3", "-c", HURT.replace("SIGNAL", str(int(sign)))], user="0:0")
+
+    Thread(target=hurt, daemon=True).start()
+    found = start(client, TWO_RANKS, How(), tmp_path, ready=150.0, VLLM_CPU_OMP_THREADS_BIND="0|1")
+    assert found.outcome == outcome
+    assert message in found.message
+    assert found.tail()
+
+
 def test_two_ranks(pipeline: Pipeline) -> None:
-    arguments = f"{SAME} --tensor-parallel-size 2"
     done = pipeline(
-        "build", "tiny", "--server", "vllm", "--image", "servers-test/tp2:1", "--server-args", arguments,
+        "build", "tiny", "--server", "vllm", "--image", "servers-test/tp2:1", "--server-args", TWO_RANKS,
         "--server-env", "VLLM_CPU_OMP_THREADS_BIND=0|1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:]
+
+
+def test_two_sets_of_arguments(pipeline: Pipeline) -> None:
+    one, two = ARGS, ARGS.replace("512", "256")
+    done = pipeline(
+        "build",
+        "tiny",
+        "--server",
+        "vllm",
+        "--image",
+        "servers-test/sets:1",
+        "--server-args",
+        f"{one} -- {two}",
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert json.loads(done.stdout)["verdict"]["checks"]["starts"] == 4
+    assert done.stderr.count("inductor: hit") == 4
+    for said in (one, two):
+        assert pipeline("explain", "servers-test/sets:1", "--", *shlex.split(said)).returncode == 0
 
 
 def test_a_cache_that_grows_is_named(pipeline: Pipeline) -> None:
@@ -61,3 +176,32 @@ def test_a_cache_that_grows_is_named(pipeline: Pipeline) -> None:
         "build", "tiny", "--server", "vllm", "--image", "servers-test/grows:1", "--server-env", "VLLM_USE_AOT_COMPILE=1"
     )
     assert "grows with every start" in done.stderr
+
+
+def test_a_warm_up_without_a_docker_engine_is_baked(
+    client: Any, tmp_path: Path, pipeline: Pipeline, built: dict[str, Any]
+) -> None:
+    base = client.images.get(IMAGE).labels["org.opencontainers.image.base.name"]
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as stream:
+        for file in (ROOT / "pipeline").rglob("*"):
+            if file.is_file() and file.suffix != ".pyc":
+                stream.add(file, file.relative_to(ROOT))
+    words = ["python3", "-m", "pipeline", "warm-up", "tiny", "--in-place", "/out/caches", "--server", "vllm"]
+    container = client.containers.create(
+        base, [*words, "--server-args", ARGS, "--device", "cpu"], entrypoint=[], network_mode="none",
+        environment={"PYTHONPATH": "/src"}, volumes=["/src", "/out"], shm_size=1 << 30,
+    )  # fmt: skip
+    try:
+        container.put_archive("/src", packed.getvalue())
+        container.start()
+        assert container.wait()["StatusCode"] == 0, container.logs(tail=60).decode()
+        chunks, _ = container.get_archive("/out/caches")
+        with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as stream:
+            stream.extractall(tmp_path, filter="data")
+    finally:
+        container.remove(force=True, v=True)
+    folder = tmp_path / "caches"
+    done = pipeline("build", "tiny", "--server", "vllm", "--cache", str(folder), "--image", "servers-test/placed:1")
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert done.stderr.count("inductor: hit") == 2

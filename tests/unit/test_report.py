@@ -19,22 +19,23 @@ from pipeline.report.facts import Cache, Facts, keep, kept, layers_of, of_server
 from pipeline.report.page import page
 from pipeline.report.run import docker, kubernetes
 from pipeline.servers.judge import Summary
-from pipeline.servers.manifest import ServerManifest
+from pipeline.servers.manifest import Served, ServerManifest
 
 IDENTITY = f"sha256:{'a' * 64}"
 COLD = {"import": 21.0, "inspect the model": 19.0, "compile and capture": 131.0, "serve": 24.0, "decode": 0.2}
 WARM = {"import": 20.0, "inspect the model": 0.0, "compile and capture": 22.0, "serve": 19.0, "decode": 0.2}
 SERVER = ServerManifest(
     server="vllm",
-    arguments=("--model", "/mnt/models", "--tensor-parallel-size", "2"),
     environment={},
     secrets=(),
-    model={},
     versions={"vllm": "0.26.0"},
     hashed=(),
     device="NVIDIA H200",
-    cold=Summary(195.0, COLD),
-    warm=Summary(61.0, WARM),
+    sets=(
+        Served(
+            ("--model", "/mnt/models", "--tensor-parallel-size", "2"), {}, Summary(195.0, COLD), Summary(61.0, WARM)
+        ),
+    ),
     caches={"torch-compile": 25_000_000, "triton": 3_000_000},
     notes=("a note with <b>markup</b>",),
 )
@@ -140,7 +141,7 @@ def test_the_commands_run_the_image_as_it_was_warmed_up() -> None:
     assert docker(facts, "unix:///run/other.sock").startswith("DOCKER_HOST=unix:///run/other.sock docker run")
     spec = yaml.safe_load(kubernetes(facts))
     container = spec["containers"][0]
-    assert container["args"] == list(SERVER.arguments) and "command" not in container
+    assert container["args"] == list(SERVER.sets[0].arguments) and "command" not in container
     assert container["resources"] == {"limits": {"nvidia.com/gpu": 2}}
     assert container["volumeMounts"][0]["name"] == spec["volumes"][0]["name"]
 

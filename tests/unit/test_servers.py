@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tarfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.contract.errors import CacheRefused, UsageError
-from pipeline.servers import collect, explain, judge, kinds, manifest, model, phases, watch, words
+from pipeline.image.producer import write_entry
+from pipeline.servers import at_start, collect, judge, kinds, manifest, model, watch, words
+from pipeline.servers.adapters import adapter_of
+from pipeline.servers.containers import Watched
+from pipeline.servers.in_place import check_entry
 from pipeline.servers.judge import Summary
-from pipeline.servers.known import adapter_of
-from pipeline.servers.manifest import ServerManifest
+from pipeline.servers.manifest import Served, ServerManifest
+from pipeline.servers.producer import ServerProducer
 from pipeline.servers.starts import PORT, Spec, Start
+from pipeline.servers.watch import Order
 
 VLLM = adapter_of("vllm")
 # Lines as vLLM 0.26 prints them on one GPU (times in seconds from the process's start).
@@ -42,15 +48,19 @@ COMPILED = "/opt/warm/vllm/torch_compile_cache/ab12/rank_0_0/backbone"
 
 
 def vllm(arguments: str = "--model /mnt/models", environment: str = "") -> words.Words:
-    return words.parse("vllm", arguments, environment)
+    (found,) = words.parse("vllm", arguments, environment)
+    return found
 
 
-def told(**changes) -> ServerManifest:
-    base = ServerManifest(
-        "vllm", ("--model", "/mnt/models", "--max-num-seqs", "128"), {"VLLM_X": "1"}, (), {}, {"vllm": "0.26.0"},
-        ("VLLM_API_KEY", "VLLM_X"), "NVIDIA H200", Summary(126.9), Summary(35.5), {"torch-compile": 1},
+def told(warm: Summary | None = None) -> ServerManifest:
+    sets = tuple(
+        Served(("--model", "/mnt/models", *more), {}, Summary(126.9), warm or Summary(35.5))
+        for more in (("--max-num-seqs", "128"), ("--max-num-seqs", "64", "--dtype", "float16"))
+    )
+    return ServerManifest(
+        "vllm", {"VLLM_X": "1"}, (), {"vllm": "0.26.0"}, ("VLLM_API_KEY", "VLLM_X"), "NVIDIA H200", sets,
+        {"torch-compile": 1},
     )  # fmt: skip
-    return replace(base, **changes)
 
 
 # words
@@ -65,8 +75,17 @@ def told(**changes) -> ServerManifest:
     ],
 )
 def test_words_keep_the_spelling_of_the_model(server, arguments, found, ranks) -> None:
-    said = words.parse(server, arguments, "")
+    (said,) = words.parse(server, arguments, "")
     assert (said.model, said.ranks) == (found, ranks)
+
+
+def test_several_sets_of_arguments_stand_between_two_dashes() -> None:
+    one, two = words.parse("vllm", "--model /m --max-model-len 8 -- /n -tp 2", "VLLM_X=1 HF_TOKEN=abcd")
+    assert (one.model, two.model) == ("/m", "/n")
+    assert one.environment == two.environment == {"VLLM_X": "1"}
+    assert ServerProducer((one, two), {}, "tiny", "cuda").ranks == 2
+    with pytest.raises(UsageError, match="name no model"):
+        words.parse("vllm", "--model /m -- --max-model-len 8", "")
 
 
 @pytest.mark.parametrize(
@@ -111,9 +130,7 @@ def test_the_command_is_as_in_production_but_for_address_weights_and_secrets() -
     ],
 )  # fmt: skip
 def test_how_to_run_the_image_is_said_with_its_words(arguments, entrypoint, options, shown) -> None:
-    from pipeline.servers.producer import ServerProducer
-
-    assert ServerProducer(vllm(arguments), {}, "tiny", "cpu").shown(entrypoint) == (options, shown)
+    assert ServerProducer((vllm(arguments),), {}, "tiny", "cpu").shown(entrypoint) == (options, shown)
 
 
 # kinds
@@ -132,10 +149,10 @@ def test_kinds_are_told_by_their_place() -> None:
         "/opt/warm/vllm/unheard-of/x": 7,
     }
     found, others = kinds.sort(files)
-    assert {(one.kind, one.path, one.bytes) for one in found} == {
-        ("torch-compile", "/opt/warm/vllm/torch_compile_cache", 3),
-        ("triton", "/opt/warm/triton", 4),
-        (kinds.BYTECODE, "/usr/lib/python3/dist-packages", 5),
+    assert {place: sum(files.values()) for place, files in found.items()} == {
+        ("torch-compile", "/opt/warm/vllm/torch_compile_cache"): 3,
+        ("triton", "/opt/warm/triton"): 4,
+        (kinds.BYTECODE, "/usr/lib/python3/dist-packages"): 5,
     }
     assert {path for path in others if not path.endswith(".pyc")} == {"/root/.netrc", "/opt/warm/vllm/unheard-of/x"}
     assert sum(path.endswith(".pyc") for path in others) == 2, "bytecode of packages alone is baked"
@@ -144,7 +161,7 @@ def test_kinds_are_told_by_their_place() -> None:
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_every_variable_that_places_a_cache_points_below_the_root(name) -> None:
-    placed = adapter_of(name).environment(kinds.ROOT)
+    placed = adapter_of(name).environment()
     for variable, value in placed.items():
         assert value in {"1", "server"} or value.startswith(kinds.ROOT + "/"), variable
     assert placed["USER"], "torch asks for the user's name, and a user id alone has none"
@@ -155,14 +172,15 @@ def test_every_variable_that_places_a_cache_points_below_the_root(name) -> None:
 
 def test_seconds_by_phase_and_ranks_of_a_log() -> None:
     start = Start("ready", ready=126.9, lines=COLD, answers=[0.5, 0.1, 6.0])
-    spent = phases.seconds_by_phase(VLLM, start)
+    found = Summary.of(VLLM, start)
+    spent = found.seconds
     assert spent["import"] == 12.5
     assert spent["inspect the model"] == 13.9
     assert spent["of it torch.compile"] == 15.31
     assert spent["of it graph capture"] == 3.0
     assert spent["serve"] == pytest.approx(6.9)
     assert spent["sampled request"] == 6.0
-    assert phases.events(VLLM, start) == {("torch-compile", "made"): {"Worker_TP0": 1}}
+    assert found.events == (("torch-compile", "made", "Worker_TP0", 1),)
 
 
 def test_the_telling_line_of_a_failed_start() -> None:
@@ -171,8 +189,8 @@ def test_the_telling_line_of_a_failed_start() -> None:
         "(EngineCore_DP0 pid=9) ERROR 11-30 10:00:00 [core.py:1] PermissionError: [Errno 13] '/opt/warm/x.tmp'",
         "RuntimeError: Engine core initialization failed. See root cause above.",
     ]
-    assert phases.why(lines) == "PermissionError: [Errno 13] '/opt/warm/x.tmp'"
-    assert "unrecognized" in phases.why(["usage: vllm", "vllm: error: unrecognized arguments: --max-modle-len"])
+    assert judge.why(lines) == "PermissionError: [Errno 13] '/opt/warm/x.tmp'"
+    assert "unrecognized" in judge.why(["usage: vllm", "vllm: error: unrecognized arguments: --max-modle-len"])
 
 
 # judging
@@ -220,9 +238,10 @@ def test_one_rank_that_misses_is_a_finding() -> None:
 
 
 @pytest.fixture
-def packed(tmp_path):
+def packed(tmp_path, monkeypatch):
     """Caches of a server below a root of their own, packed."""
     root = tmp_path / "warm"
+    monkeypatch.setattr(kinds, "ROOT", str(root))
     name = f"{root}/flashinfer/.cache/flashinfer/0.6.14/90a/cached_ops/sampling/sampling"
     for path, text in {
         f"{root}/vllm/torch_compile_cache/a/x": "graph",
@@ -234,43 +253,107 @@ def packed(tmp_path):
         Path(path).write_text(text)
     new = {str(path): path.stat().st_size for path in root.rglob("*") if path.is_file()}
     aot = tmp_path / "package" / "data" / "aot"
-    start = Start("ready", new=new)
-
-    def pack() -> tuple[Path, list[str]]:
-        return tmp_path / "pack.tar", collect.pack([start], {"aot": str(aot)}, tmp_path / "pack.tar", root=str(root))
-
-    return pack, start, root, aot
+    return lambda: collect.pack([Start("ready", new=new)], {"aot": str(aot)}, tmp_path / "pack.tar"), aot
 
 
 def test_modules_go_where_flashinfer_looks_for_those_built_ahead_of_time(packed, tmp_path) -> None:
-    pack, start, root, aot = packed
-    file, notes = pack()
-    laid = collect.lay(file, tmp_path / "root", [start], (), top=str(root))
-    assert notes == []
-    assert dict(laid.places) == {
-        ("torch-compile", f"{root}/vllm/torch_compile_cache"): 5,
+    pack, aot = packed
+    assert pack() == []
+    places = collect.lay(tmp_path / "pack.tar", tmp_path / "root", ())
+    assert places == {
+        ("torch-compile", f"{kinds.ROOT}/vllm/torch_compile_cache"): 5,
         ("flashinfer-modules", str(aot)): 6,
     }
     assert (tmp_path / "root" / f"{aot}/sampling/sampling.so".lstrip("/")).read_text() == "module"
-    cache = tmp_path / "root" / f"{root}/vllm/torch_compile_cache/a".lstrip("/")
-    assert oct(cache.stat().st_mode & 0o777) == "0o777"
-    assert oct((cache / "x").stat().st_mode & 0o777) == "0o666"
 
 
 def test_a_module_that_the_base_brings_is_not_replaced(packed, tmp_path) -> None:
-    pack, _, _, aot = packed
+    pack, aot = packed
     (aot / "sampling").mkdir(parents=True)
     (aot / "sampling" / "sampling.so").write_text("the base's own")
-    file, notes = pack()
-    assert "sampling" in notes[0]
-    with tarfile.open(file) as stream:
+    assert "sampling" in pack()[0]
+    with tarfile.open(tmp_path / "pack.tar") as stream:
         assert not any("sampling" in name for name in stream.getnames())
 
 
+def test_what_starts_left_is_described_and_baked_elsewhere_for_the_same_words_alone(packed, tmp_path) -> None:
+    pack, _ = packed
+    notes = pack()
+    new = {str(path): path.stat().st_size for path in Path(kinds.ROOT).rglob("*") if path.is_file()}
+    starts = (Start("ready", ready=100.0, lines=COLD, new=new), Start("ready", ready=30.0, lines=WARM))
+    facts = {"versions": {"vllm": "0.99"}, "gpu": "NVIDIA H200", "site": str(tmp_path / "site"), "hashed": ["VLLM_X"]}
+    producer = ServerProducer((vllm(),), {"config.json": "{}"}, "tiny", "cuda")
+    placed = producer.laid("/hf")
+    entry = tmp_path / "entry"
+    entry.mkdir()
+    watched = Watched((starts,), facts, tuple(notes), tmp_path / "pack.tar")
+    warm = producer.described(watched, entry / "root", placed)
+    assert {"torch-compile", "flashinfer-modules", "manifest", "python-start"} == {one.kind for one in warm.caches}
+    write_entry(entry, warm, producer.inputs())
+    told = check_entry(replace(producer, entry=entry), entry, {"vllm": "0.99", "sglang": ""})
+    assert (told.device, told.sets[0].warm.ready) == ("NVIDIA H200", 30.0)
+    assert "another version" in told.notes[0]
+    assert replace(producer, entry=entry).made_on == "H200"
+    with pytest.raises(CacheRefused, match=r"vllm 0\.99, and the image has 0\.98"):
+        check_entry(producer, entry, {"vllm": "0.98"})
+    with pytest.raises(CacheRefused, match="another value of arguments"):
+        check_entry(replace(producer, sets=(vllm("--model /m"),)), entry, {})
+    with pytest.raises(CacheRefused, match="no warm-up of a server"):
+        check_entry(producer, tmp_path, {})
+
+
+ENV = """
+import os, pathlib
+FLASHINFER_AOT_DIR = pathlib.Path(__file__).parent / "aot"
+FLASHINFER_WORKSPACE_DIR = pathlib.Path("/ws/0.6.14", os.environ["ARCH"])
+"""
+LOOK = """
+import site, sys; site.addsitedir(sys.argv[1])
+import json, os
+import flashinfer.jit.env as env
+found = {name: (env.FLASHINFER_AOT_DIR / name / f"{name}.so").exists() for name in ("sampling", "other")}
+print(json.dumps([found, os.environ["TRITON_CACHE_DIR"], os.environ["PATH"] == sys.argv[2]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arch", "variable", "offered", "place"),
+    [
+        ("90a", "", True, "/opt/warm/triton"),
+        ("100a", "", False, "/opt/warm/triton"),
+        ("90a_100a", "", False, "/opt/warm/triton"),
+        ("90a", "/tmp/cold", False, "/tmp/cold/triton"),
+    ],
+)
+def test_what_python_finds_as_it_starts_in_the_image(packed, tmp_path, arch, variable, offered, place) -> None:
+    """Modules are offered on the architecture that they were compiled for; one variable leaves out every cache."""
+    packed[0]()
+    root, site = tmp_path / "root", tmp_path / "site"
+    places = collect.lay(tmp_path / "pack.tar", root, ())
+    new = {str(path): 1 for path in Path(kinds.ROOT).rglob("*.so")}
+    collect.install(root, str(site), places, collect.written([Start(new=new)])[0])
+    baked = json.loads((root / kinds.MODULES_FILE.lstrip("/")).read_text())
+    assert baked == {"arch": "90a", "names": ["sampling"]}
+    jit = root / str(site).lstrip("/") / "flashinfer" / "jit"
+    for name in baked["names"], ["other"]:
+        (jit / "aot" / name[0]).mkdir(parents=True)
+        (jit / "aot" / name[0] / f"{name[0]}.so").touch()
+    (jit / "env.py").write_text(ENV)
+    (jit / "__init__.py").touch()
+    (jit.parent / "__init__.py").touch()
+    hook = next(jit.parent.parent.glob("*_start.py"))
+    hook.write_text(hook.read_text().replace(kinds.MODULES_FILE, str(root / kinds.MODULES_FILE.lstrip("/"))))
+    environment = {"ARCH": arch, "PATH": os.environ["PATH"], "TRITON_CACHE_DIR": "/opt/warm/triton"}
+    environment |= {at_start.VARIABLE: variable} if variable else {}
+    words = [sys.executable, "-c", LOOK, str(jit.parent.parent), os.environ["PATH"]]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [{"sampling": offered, "other": True}, place, True]
+
+
 def test_a_secret_that_the_server_wrote_down_is_refused(packed, tmp_path) -> None:
-    pack, start, root, _ = packed
+    packed[0]()
     with pytest.raises(CacheRefused, match="secret") as caught:
-        collect.lay(pack()[0], tmp_path / "root", [start], ("graph",), top=str(root))
+        collect.lay(tmp_path / "pack.tar", tmp_path / "root", ("graph",))
     assert "graph" not in caught.value.message + caught.value.hint
     assert "torch_compile_cache/a/x" in caught.value.details[0]
 
@@ -291,27 +374,29 @@ def test_the_manifest_survives_json() -> None:
         ("--model /mnt/models --max-num-seqs 256", {}, "max_num_seqs 256, baked with 128"),
         ("/mnt/models/ --max-num-seqs 128", {}, "its spelling enters the hash"),
         ("--model /mnt/models", {}, "max_num_seqs not given, baked with 128"),
+        ("--model /mnt/models --max-num-seqs 32 --dtype float16", {}, "max_num_seqs 32, baked with 64"),
         ("--model /mnt/models --max-num-seqs 128", {"VLLM_API_KEY": "s3cret"}, "VLLM_API_KEY ***, baked without it"),
         ("--model /mnt/models --max-num-seqs 128", {"TRITON_CACHE_DIR": "/tmp/t"}, "it places a cache"),
         ("--model /mnt/models --max-num-seqs 128", {"HF_HUB_OFFLINE": "0"}, "online"),
+        ("--model /mnt/models --max-num-seqs 128", {kinds.COLD: "/tmp/c"}, "without the baked caches"),
     ],
 )
 def test_explain_names_what_differs(arguments, environment, message) -> None:
-    found = explain.explain(told(), arguments.split(), environment)
+    found = manifest.explain(told(), arguments.split(), environment)
     assert message in str(found[0])
     assert "s3cret" not in str(found)
 
 
 def test_explain_is_silent_where_nothing_of_the_key_differs() -> None:
     said = ["/mnt/models", "--max-num-seqs=128", "--port", "80", "--served-model-name", "x", "--seed", "3"]
-    assert explain.explain(told(), said, {"VLLM_PORT": "1", "VLLM_X": "1"}) == ()
+    assert manifest.explain(told(), said, {"VLLM_PORT": "1", "VLLM_X": "1"}) == ()
 
 
 # the model's files
 
 
 def test_config_goes_to_the_models_path_or_into_a_hub_cache() -> None:
-    files = model.config_files("tiny", Path(model.__file__).parent.parent / "models")
+    files = model.read_model("tiny").files
     assert json.loads(files["config.json"])["architectures"] == ["LlamaForCausalLM"]
     assert set(model.laid(vllm("--model /mnt/models/"), files, "/hf")) == {"/mnt/models/config.json"}
     commit = "0a" * 20
@@ -321,11 +406,35 @@ def test_config_goes_to_the_models_path_or_into_a_hub_cache() -> None:
         model.laid(vllm("--model org/m"), files, "/hf")
 
 
+def test_a_bundled_name_wins_over_a_folder_of_that_name(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    for name in ("config.json", "generation_config.json", "other.json"):
+        (tmp_path / "tiny" / name).write_text('{"model_type": "qwen3"}')
+    bundled, folder = model.read_model("tiny"), model.read_model("./tiny")
+    assert json.loads(bundled.files["config.json"])["model_type"] == "llama"
+    assert "./tiny" in bundled.notes[0]
+    assert folder.files == dict.fromkeys(("config.json", "generation_config.json"), '{"model_type": "qwen3"}')
+    assert (bundled.name, folder.name) == ("tiny", "tiny")
+
+
+def test_a_hub_id_is_asked_of_the_hub(tmp_path, monkeypatch) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    monkeypatch.setattr("pipeline.planning.model_source.fetch_config", lambda *_: tmp_path / "config.json")
+    found = model.read_model("Org/My-Model")
+    assert (found.name, json.loads(found.files["config.json"])) == ("my-model", {"model_type": "llama"})
+    monkeypatch.undo()
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr("pipeline.planning.model_source._answers", lambda _: False)
+    with pytest.raises(UsageError, match="cannot be reached"):
+        model.read_model("Org/My-Model")
+
+
 @pytest.mark.parametrize("text", ["", "[]", "\xff"])
 def test_a_config_that_is_none_is_refused(tmp_path, text) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError, match=r"config\.json"):
-        model.config_files(str(tmp_path), tmp_path)
+        model.read_model(str(tmp_path))
 
 
 # starts of a stand-in, watched
@@ -366,16 +475,15 @@ def stand_in(tmp_path, monkeypatch):
     root = tmp_path / "warm"
     root.mkdir()
     monkeypatch.setattr(kinds, "ROOT", str(root))
-    for function in (kinds.count, kinds.passing, kinds.kind_of, kinds.place_of):
-        monkeypatch.setattr(function, "__defaults__", (str(root),))
     monkeypatch.setattr(watch, "_SKIPPED", frozenset())
     real = watch.files_of
     monkeypatch.setattr(watch, "files_of", lambda _: real(str(root)))
 
     def start(mode: str, **changes) -> list[Start]:
         command = (sys.executable, "-c", SERVER, str(root), mode, PORT)
-        spec = Spec(command, requests=((("v1/completions", {"n": 1}),),), root=str(root), **{"ready": 30.0, **changes})
-        return watch.watch(spec, tmp_path)[0]
+        spec = Spec(command, requests=((("v1/completions", {"n": 1}),),), **{"ready": 30.0, **changes})
+        (starts,) = watch.watch(Order((spec,)), tmp_path)["starts"]
+        return [Start.read(one) for one in starts]
 
     return start
 
@@ -394,7 +502,7 @@ def test_a_cache_that_grows_is_started_no_more_than_asked(stand_in) -> None:
 
     starts = stand_in("grows", most=3)
     assert len(starts) == 3
-    assert "triton grows with every start" in _growing(tuple(starts))[0]
+    assert "triton grows with every start" in _growing([starts])[0]
 
 
 def test_a_compiler_that_is_asked_for_its_version_does_not_compile(stand_in, tmp_path) -> None:
@@ -415,17 +523,16 @@ def test_a_start_that_fails_is_named(stand_in, mode, outcome, message) -> None:
     (start,) = stand_in(mode, ready=2.0 if mode == "hangs" else 30.0)
     assert start.outcome == outcome
     assert message in start.message
-    assert watch._below(os.getpid()) == []
+    assert watch._below(os.getpid()) == set()
 
 
 def test_a_server_that_is_not_there(tmp_path) -> None:
-    spec = tmp_path / "spec.json"
-    value = {"command": ["no-such-server"], "environment": {}, "health": "", "requests": [], "token": "", "ready": 1.0,
-             "answer": 1.0, "most": 1, "root": "/opt/warm", "pack": False, "facts": []}  # fmt: skip
-    spec.write_text(json.dumps(value))
-    watch.main([str(spec), str(tmp_path / "result.json")])
+    order = tmp_path / "order.json"
+    order.write_text(json.dumps({"specs": [asdict(Spec(("no-such-server",)))], "facts": []}))
+    watch.main([str(order), str(tmp_path / "result.json")])
     assert "no-such-server" in json.loads((tmp_path / "result.json").read_text())["missing"]
 
 
-def test_the_manifest_lies_outside_of_the_caches_root() -> None:
+def test_what_is_said_of_caches_lies_outside_of_their_root() -> None:
     assert not manifest.FILE.startswith(kinds.ROOT + "/")
+    assert (at_start.ROOT, at_start.MODULES, at_start.VARIABLE) == (kinds.ROOT, kinds.MODULES_FILE, kinds.COLD)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.servers import kinds, sglang
+from pipeline.servers import adapters, kinds
 
 pytestmark = pytest.mark.large
 SPACE = types.SimpleNamespace
@@ -44,7 +44,7 @@ def functions(tree: ast.Module, names: set[str], given: dict[str, object]) -> di
 
 
 @pytest.mark.parametrize("draft", [False, True])
-def test_its_autotune_file_is_named_as_we_say(source, tmp_path, monkeypatch, draft) -> None:
+def test_its_autotune_file_is_found_among_its_caches(source, tmp_path, monkeypatch, draft) -> None:
     flashinfer = types.ModuleType("flashinfer")
     flashinfer.__dict__["__version__"] = "0.7.2"
     monkeypatch.setitem(sys.modules, "flashinfer", flashinfer)
@@ -73,18 +73,14 @@ def test_its_autotune_file_is_named_as_we_say(source, tmp_path, monkeypatch, dra
 
     config = SPACE(hf_config=LlamaConfig(), quantization="fp4")
     runner = SPACE(dtype="torch.bfloat16", model_config=config, is_draft_worker=draft, device="cuda:0", gpu_id=0)
-    served = sglang.Served(
-        "/models/x", "torch.bfloat16", "fp8", "flashinfer_cutlass", 4, 1, 2, 4, "LlamaConfig", ("a", "b"),
-        "fp4" if draft else None,
-    )  # fmt: skip
     theirs = given["flashinfer_autotune_cache_path"](runner)
-    below = Path("flashinfer", "autotune", "0.7.2", "sm90", served.digest, "rank_tp3_pp0_dp1.json")
-    assert theirs == tmp_path / "sglang" / below
-    assert kinds.kind_of(str(Path(kinds.ROOT, "sglang", below))) == "flashinfer-autotune"
+    assert theirs.parent.parent == tmp_path / "sglang" / "flashinfer" / "autotune" / "0.7.2" / "sm90"
+    assert theirs.name == "rank_tp3_pp0_dp1.json"
+    assert kinds.place_of(str(Path(kinds.ROOT, theirs.relative_to(tmp_path))))[0] == "flashinfer-autotune"
 
 
 def test_our_variables_are_its_own_defaults_below_its_root(source) -> None:
-    placed = sglang.ADAPTER.environment(kinds.ROOT)
+    placed = adapters.Sglang().environment()
     given = functions(
         source("environ.py"),
         {"third_party_cache_defaults"},
@@ -95,4 +91,4 @@ def test_our_variables_are_its_own_defaults_below_its_root(source) -> None:
     assert {name: placed.get(name) for name in theirs} == theirs
     for name, place in theirs.items():
         if name != "FLASHINFER_WORKSPACE_BASE":
-            assert kinds.kind_of(f"{place}/x") != kinds.OTHER, name
+            assert kinds.place_of(f"{place}/x")[0] != kinds.OTHER, name
