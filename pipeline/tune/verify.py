@@ -130,9 +130,9 @@ class _Check:
         tuner = self.session.tuner
         try:
             out = call(tuner, self.case, tokens).out
-        except OUT_OF_MEMORY as failure:
-            return self._short_of_memory(tokens, failure)
         except Exception as failure:  # noqa: BLE001 - a tactic may fail in any way
+            if isinstance(failure, OUT_OF_MEMORY):
+                self._need_default(tokens, failure)
             survive(failure)
             return f"{type(failure).__name__}: {str(failure).strip()[:200]}"
         tuner.tried(None)
@@ -141,11 +141,12 @@ class _Check:
             self.session.notes.append(f"{self.op.name} at {tokens} tokens: {said}")
         return "" if excess <= 1.0 else f"its output is {excess:.3g} times the bound away from the reference"
 
-    def _short_of_memory(self, tokens: int, failure: BaseException) -> str:
-        """Whether the tactics lack memory, or anything would."""
+    def _need_default(self, tokens: int, failure: Exception) -> None:
+        """Raise `OutOfMemory` where the default lacks memory too, so that it is not the tactics that need so much."""
         tuner = self.session.tuner
         looked = list(tuner.watch.lookups)
-        _give_back()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
         with flashinfer_api.defaults_for(tuner, {one.key for one in looked}):
             try:
                 call(tuner, self.case, tokens)
@@ -157,7 +158,6 @@ class _Check:
                 ) from failure
         tuner.tried(None)
         tuner.watch.lookups[:] = looked
-        return f"{type(failure).__name__}: {str(failure).strip()[:200]}"
 
     def _block(self, one: Wrong) -> None:
         """Note a wrong tactic for the manifest; raise `DefaultWrong` where nothing stands behind it."""
@@ -182,8 +182,3 @@ class _Check:
             self.case.call(bucket)
         session.measured.add(op, session.tuner.watch.samples)
         compare_op(session, op, self.case, self.known, self.gather)
-
-
-def _give_back() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()

@@ -15,8 +15,6 @@ import torch
 
 from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import OpPlan
-from pipeline.flashinfer.features import Feature
-from pipeline.tune import flashinfer_api
 
 # op → file
 OPS: Mapping[str, str] = {
@@ -96,15 +94,6 @@ def need_capability(op: OpPlan, device: torch.device, able: Collection[int]) -> 
             f"{op.name}: {op.op} runs on compute capability {', '.join(str(c / 10) for c in sorted(able))}, "
             f"this GPU has {here / 10}",
             hint="make the plan again for this GPU",
-        )
-
-
-def need_version(op: OpPlan, what: str, feature: Feature) -> None:
-    """Refuse an op where FlashInfer lacks a feature."""
-    here = flashinfer_api.version()
-    if not feature.of(here):
-        raise OpNotHere(
-            f"{op.name}: {what}; fixed in FlashInfer {feature.since}, this is {here}", hint="make the plan again"
         )
 
 

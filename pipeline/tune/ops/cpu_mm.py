@@ -4,8 +4,8 @@
 
 A tactic is `(path, layout, rows, columns, threads)`:
 
-    path     `blas` the library behind torch.mm with oneDNN off, `onednn` the same product through oneDNN,
-             `upcast` (bfloat16 only) converted to float32 and back
+    path     `blas` the library behind torch.mm with oneDNN off; bfloat16 only: `onednn` the same product through
+             oneDNN, `upcast` converted to float32 and back
     layout   memory format of the weight: `nk` as given, `kn` a transposed copy that is made once per weight
     rows, columns   tile sizes of the output; 0 is the whole side
     threads  OpenMP threads for this tactic, set and put back around it (torchrun starts every rank with one)
@@ -56,23 +56,14 @@ def _transposed(kept: dict[str, Any], weight: torch.Tensor) -> torch.Tensor:
     return copy
 
 
-def _onednn_linear(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """oneDNN's product for float32, which torch.mm never uses on x86."""
-    return torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
-
-
-def _has_onednn(dtype: torch.dtype) -> bool:
-    if not torch.backends.mkldnn.is_available():
-        return False
-    return dtype != torch.float32 or hasattr(torch.ops.mkldnn, "_linear_pointwise")
+def _onednn() -> bool:
+    return bool(torch.backends.mkldnn.is_available())
 
 
 def _product(path: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """One tile: `out = a @ b` with `b` as `[k, n]`, in any memory format."""
     if path == "upcast":
         out.copy_(a.float() @ b.float())
-    elif path == "onednn" and a.dtype == torch.float32:
-        out.copy_(_onednn_linear(a, b.T))
     else:
         # Writing straight into a tile would need a contiguous one; torch.mm copies where it must.
         torch.mm(a, b, out=out)
@@ -129,7 +120,7 @@ class CpuWholeRunner(CpuRunner):
     def get_valid_tactics(self, inputs: list[torch.Tensor], profile: Any) -> list[Tactic]:  # noqa: ANN401, ARG002
         """Paths by memory formats by thread counts."""
         narrow = inputs[0].dtype == torch.bfloat16
-        paths = ["blas", *(["onednn"] if _has_onednn(inputs[0].dtype) else []), *(["upcast"] if narrow else [])]
+        paths = ["blas", *(["onednn"] if _onednn() else []), "upcast"] if narrow else ["blas"]
         return [
             (path, layout, 0, 0, threads)
             for path in paths
@@ -146,7 +137,7 @@ class CpuTiledRunner(CpuRunner):
     def get_valid_tactics(self, inputs: list[torch.Tensor], profile: Any) -> list[Tactic]:  # noqa: ANN401, ARG002
         """Row tiles and column tiles over the transposed copy, on one thread."""
         tokens, n = inputs[0].shape[0], inputs[1].shape[0]
-        path = "onednn" if inputs[0].dtype == torch.bfloat16 and _has_onednn(torch.bfloat16) else "blas"
+        path = "onednn" if inputs[0].dtype == torch.bfloat16 and _onednn() else "blas"
         rows = [(path, "kn", rows, 0, 1) for rows in (16, 64) if rows < tokens]
         columns = [(path, "kn", 0, columns, 1) for columns in (128, 512) if columns < n]
         return [*rows, *columns]

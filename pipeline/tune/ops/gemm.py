@@ -1,7 +1,8 @@
 """Matrix products: `out[tokens, n] = a[tokens, k] @ b[n, k].T`, with scales where operands are narrow.
 
     mm_bf16    bfloat16; AutoTuner's `bf16_gemm`. Before 0.7.4 the key of a cublaslt entry holds the real token count
-               (`hits` = `exact`), and a cudnn entry cannot be found again: the size of its workspace is in the key
+               (`hits` = `exact`), and a cudnn entry cannot be found again (none is planned): the size of its
+               workspace is in the key
     bmm_fp8    float8_e4m3fn, one scale per tensor, b column-major; `fp8_gemm`
     mm_fp4     nvfp4 (blocks of 16, e4m3 scales) or mxfp4 (blocks of 32, e8m0 scales); `fp4_gemm`
     mm_mxfp8   float8_e4m3fn, one e8m0 scale per 32 elements; `mxfp8_gemm`
@@ -18,10 +19,9 @@ from typing import Any
 import torch
 
 from pipeline.contract.plan import OpPlan
-from pipeline.flashinfer.features import BF16_CUDNN_FOUND
 from pipeline.tune import flashinfer_api
 
-from . import OpSpec, capability, choose_backends, need_version
+from . import OpSpec, capability, choose_backends
 from .reference import (
     E4M3_ONE,
     E8M0_ONE,
@@ -87,11 +87,6 @@ class Bf16(Gemm):
 
     BACKENDS = ("cudnn", "cublaslt", "cutlass", "tgv", "tinygemm")
     DEFAULT = "cublaslt"
-
-    def __init__(self, op: OpPlan, device: torch.device, seed: int) -> None:
-        if "cudnn" in op.backends:
-            need_version(op, "cuDNN's entries of mm_bf16 cannot be found again", BF16_CUDNN_FOUND)
-        super().__init__(op, device, seed)
 
     def call(self, tokens: int) -> torch.Tensor:
         """Run the product through the AutoTuner."""
