@@ -31,9 +31,9 @@ class Covered:
 
     `entry` is the key in FlashInfer's file, `runner` and `tactic` its value. Times are in milliseconds, the
     mean over all ranks, None where FlashInfer does not report them. `candidates` counts the tactics that were
-    timed, `failed` those that no rank may use. A row that was judged has in `default_ms` the time of what FlashInfer
+    timed, `failed` those that no rank may use. A row that was compared has in `default_ms` the time of what FlashInfer
     runs untuned, in `ratio` the chosen time over it, in `spread` the half width of the ratio's confidence interval,
-    both relative, and in `decided_by` the reason: `default`, `faster`, `tie`, or `argmin` where it was not judged.
+    both relative, and in `decided_by` the reason: `default`, `faster`, `tie`, or `argmin` where it was not compared.
 
     An op may look up several entries at one bucket (a MoE layer has one per product): a row for each.
     """
