@@ -95,7 +95,7 @@ class Live:
 
         console = Console(stderr=True, highlight=False)
         self._shown = Progress(
-            SpinnerColumn(), TimeElapsedColumn(), At(), console=console, transient=True, redirect_stdout=False
+            SpinnerColumn("line"), TimeElapsedColumn(), At(), console=console, transient=True, redirect_stdout=False
         )
         self._shown.start()
         return self._shown
