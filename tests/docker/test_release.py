@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ sys.path[:0] = [str(ROOT / "tests" / "release")]
 import release_debian  # noqa: E402 - lies beside the tests of the registry
 from release_faults import Proxy, Seen  # noqa: E402
 from release_registries import running  # noqa: E402
+from release_slurm import EXAMPLES, Slurm, cluster  # noqa: E402
 
 from pipeline.release.attachments import AUTOTUNE, CYCLONEDX  # noqa: E402
 
@@ -281,3 +284,57 @@ def test_the_classic_store_is_refused_before_anything_is_built(shop: Shop, engin
     )  # fmt: skip
     assert done.returncode == 4
     assert "classic store" in done.stderr and "containerd" in done.stderr
+
+
+CELL = """
+[[cells]]
+model = "tiny"
+tp = 1
+device = "cpu"
+ops = ["o"]
+compare = "off"
+buckets = [{number}]
+name = "n{number}"
+"""
+OUTAGE = 20  # refused requests: four blobs at a time, each tried five times
+
+
+@pytest.fixture
+def slurm(shop: Shop, tmp_path: Path) -> Iterator[Slurm]:
+    with cluster(tmp_path / "slurm", shop.env) as one:
+        yield one
+
+
+@pytest.mark.parametrize("number", [2, pytest.param(12, marks=pytest.mark.large)])
+def test_slurm_releases_each_cell_once_whatever_happens(shop: Shop, slurm: Slurm, tmp_path: Path, number: int) -> None:
+    """One cell is preempted, one meets a registry that is away, and `finish` comes too early: examples/slurm as it is."""
+    counts = range(16 * number, 17 * number)  # of tokens: no cell is another test's
+    names = [f"tiny-tp1-n{count}" for count in counts]
+    (tmp_path / "release.toml").write_text("".join(CELL.format(number=count) for count in counts))
+    repository = f"{shop.proxy.host}/tuned"
+    shop.proxy.seen.clear()
+    work, (array, last) = slurm.submit(tmp_path / "release.toml", {"REGISTRY": repository})
+    first = f"{array}_1"
+    slurm.until(
+        lambda: slurm.queue()[first][0] == "RUNNING" and "→ tune on" in (work / f"cell-{first}.log").read_text(), 600
+    )
+    slurm.call("sbatch", "--wait", "--partition=urgent", "--nodelist", slurm.job(first)["BatchHost"], "--wrap=true")
+    assert first in slurm.queue(), "preempted, and queued again"
+    slurm.call("env", "-C", ROOT, "bash", EXAMPLES / "finish.sbatch", env={"WORK": str(work)}, fails=True)
+    told = json.loads((work / "summary.json").read_text())
+    failed = {row["cell"]: row["why"] for row in told["cells"] if row["status"] == "failed"}
+    assert (told["exit_code"], failed[names[0]]) == (8, "it has no result in the registry")
+    away = shop.proxy.fail(method="PATCH|PUT", path="/blobs/uploads/", status=503, times=OUTAGE)
+    slurm.wait(900)
+    assert away.hits == OUTAGE
+    logs = "".join(path.read_text() for path in work.glob("cell-*.log"))
+    assert "PREEMPTION" in logs and "503" in logs
+    told = json.loads((work / "summary.json").read_text())
+    assert [(row["cell"], row["status"]) for row in told["cells"]] == [(name, "released") for name in names]
+    assert (slurm.job(last)["JobState"], slurm.job(last)["Restarts"]) == ("COMPLETED", "0")
+    assert logs.count(" 1 pushed") == number, "each cell once"
+    log = (shop.folder / "registry" / "registry.log").read_text()
+    stored = re.findall(r'"PUT /v2/tuned/(?:blobs/\S*digest=(\S+)|manifests/(tiny\S+)) HTTP/1.1" 201', log)
+    assert [one for one, times in Counter(stored).items() if times > 1] == [], "nothing is pushed twice"
+    assert len(slurm.submit(tmp_path / "release.toml", {"REGISTRY": repository})[1]) == 1, "only a finish is left to do"
+    slurm.wait(300)
