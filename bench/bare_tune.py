@@ -18,9 +18,9 @@ def main(plan_file: str, out: str) -> None:
     import torch.distributed as dist
     from flashinfer.autotuner import AutoTuner, autotune, set_autotune_process_group
 
+    from pipeline.tune.arguments import read_plan
     from pipeline.tune.cpu_shim import CPU_KNOBS, cpu_clock
     from pipeline.tune.ops import spec_of
-    from pipeline.tune.planfile import read_plan
 
     dist.init_process_group("gloo")
     set_autotune_process_group(dist.group.WORLD)

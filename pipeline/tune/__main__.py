@@ -15,7 +15,6 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from pipeline import log
 from pipeline.contract.errors import PipelineError, UsageError
@@ -24,41 +23,25 @@ from pipeline.contract.files import write_json
 from pipeline.contract.places import FAILURE_FILE
 from pipeline.flashinfer.leader import check_leader
 
-from .arguments import parser
+from .arguments import need_torch, parser, read_plan
+from .checkpoint import open_state
 from .compare.decide import SECONDS as COMPARE_SECONDS
-from .needed import need_torch
-from .planfile import read_plan
-from .save import open_out
-from .state import open_state
+from .failures import RankTrouble
+from .publish import finish, open_out
 from .steps import RankStep
-from .troubles import RankTrouble
-
-if TYPE_CHECKING:
-    from .supervise import Nodes
+from .supervisor import Launch, Nodes, run_with_restarts, temporary
 
 
 class Unsaid(UsageError):
     """What was tuned cannot be told on stdout."""
 
 
-class NothingPlanned(UsageError):
-    """The plan has no op."""
-
-
-class NodesInvalid(UsageError):
-    """--nnodes, --node-rank and --rdzv-endpoint do not fit together."""
-
-
 def _tune(arguments: argparse.Namespace) -> dict[str, object]:
-    from .again import until_none_crashes
-    from .finish import finish
-    from .supervise import Crew, Nodes, temporary
-
     plan = read_plan(arguments.plan)
     check_leader(arguments.strategy, plan)  # before any rank is started: a rank needs long to import
     nproc = plan.layout.world if arguments.nproc is None else arguments.nproc
     if not plan.ops:
-        raise NothingPlanned(
+        raise UsageError(
             f"the plan of {plan.model} tunes nothing",
             details=[f"{one.name}: {one.reason}" for one in plan.untuned],
             hint="nothing to do for this model on this device",
@@ -77,22 +60,19 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
     def tell(step: RankStep) -> None:
         log.note(f"{step.op}/{len(plan.ops)} {step.step}" if step.step.startswith("tuning") else step.step)
 
-    words = ["--plan", str(arguments.plan.resolve()), "--out", str(arguments.out.resolve())]
-    words += ["--timeout", str(arguments.timeout)]
-    words += ["--compare", arguments.compare]
-    for name in ("compare_budget", "workers"):
-        if (value := getattr(arguments, name)) is not None:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    words += ["--share-gpu"] * arguments.share_gpu
-    if arguments.strategy:
-        words += ["--strategy", arguments.strategy]
-    if arguments.previous is not None:
-        words += ["--previous", str(arguments.previous.resolve())]
+    options: dict[str, object] = {
+        name: getattr(arguments, name)
+        for name in ("timeout", "compare", "compare_budget", "workers", "share_gpu", "strategy")
+    }
+    options["endpoint"] = nodes.endpoint if nodes.count > 1 else ""
+    for name in ("plan", "previous"):
+        place = getattr(arguments, name)
+        options[name] = None if place is None else str(place.resolve())
     state = None if arguments.state is None else open_state(arguments.state)
     with temporary() as work, log.step(f"tune on {nproc} ranks"):
-        crew = Crew(local, arguments.timeout, work, tell, tuple(op.name for op in plan.ops), nodes)
+        launch = Launch(local, arguments.timeout, work, tell, tuple(op.name for op in plan.ops), nodes)
         try:
-            last = until_none_crashes(crew, words, state, resume=arguments.resume)
+            last = run_with_restarts(launch, options, state, resume=arguments.resume)
         except PipelineError as error:
             error.log = _keep_log(work, arguments.out)
             raise
@@ -105,16 +85,16 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _ranks_here(nodes: Nodes, world: int) -> int:
-    """How many of the ranks run on this node; raise `NodesInvalid` unless they can be shared out."""
+    """How many of the ranks run on this node; raise `UsageError` unless they can be shared out."""
     if nodes.count == 1 and nodes.rank == 0:
         return world
     if nodes.count < 1 or not 0 <= nodes.rank < nodes.count:
-        raise NodesInvalid(f"--node-rank {nodes.rank} of --nnodes {nodes.count}", hint="nodes count from 0")
+        raise UsageError(f"--node-rank {nodes.rank} of --nnodes {nodes.count}", hint="nodes count from 0")
     if world % nodes.count:
-        raise NodesInvalid(f"{world} ranks cannot be shared out over {nodes.count} nodes", hint="as many ranks on each")
+        raise UsageError(f"{world} ranks cannot be shared out over {nodes.count} nodes", hint="as many ranks on each")
     place = re.fullmatch(r"\S+:([0-9]{1,5})", nodes.endpoint, re.ASCII)
     if place is None or not 0 < int(place[1]) < 1 << 16:
-        raise NodesInvalid(
+        raise UsageError(
             f"--rdzv-endpoint {nodes.endpoint!r} names no place where {nodes.count} nodes could meet",
             hint="HOST:PORT: an address of node 0 that all nodes reach, and a free port",
         )

@@ -1,11 +1,45 @@
-"""The arguments of `python -m pipeline.tune`."""
+"""What the tuner is given: its arguments, plan.json, and a Python with torch. Standard library only."""
 
 from __future__ import annotations
 
-from pipeline.contract.commandline import Parser, budget, path, seconds, whole
-from pipeline.contract.plan import MOST_RANKS
+import importlib.util
+import json
+import sys
+from pathlib import Path
 
-from .strategy import STRATEGIES
+from pipeline.contract.commandline import Parser, budget, path, seconds, whole
+from pipeline.contract.errors import UsageError
+from pipeline.contract.plan import MOST_RANKS, Plan
+
+from .strategies import STRATEGIES
+
+
+class PlanUnreadable(UsageError):
+    """plan.json cannot be read."""
+
+
+class TorchMissing(UsageError):
+    """This Python has no torch."""
+
+
+def read_plan(path: Path) -> Plan:
+    """Read a plan; raise `PlanUnreadable` or `PlanInvalid`."""
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise PlanUnreadable(f"{path} cannot be read: {error.strerror}", hint="make it with `pipeline plan`") from error
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, nested too deep
+        raise PlanUnreadable(f"{path} is not JSON: {error}", hint="make it with `pipeline plan`") from error
+    return Plan.from_json(value)
+
+
+def need_torch(instead: str) -> None:
+    """Raise `TorchMissing` where this Python has no torch; `instead` is what to type on a host."""
+    if importlib.util.find_spec("torch") is None:
+        raise TorchMissing(
+            f"{sys.executable} has no torch",
+            hint=f"this runs where torch and FlashInfer are, as in the image; on a host type `{instead}`",
+        )
 
 
 def ranks(text: str) -> int:
@@ -15,11 +49,11 @@ def ranks(text: str) -> int:
 
 def parser() -> Parser:
     """The parser of `python -m pipeline.tune`."""
-    found = Parser(prog="python -m pipeline.tune", description="Tune a plan on all ranks in step.", allow_abbrev=False)
+    found = Parser(prog="python -m pipeline.tune", description="Tune a plan on all ranks.", allow_abbrev=False)
     found.add_argument("plan", type=path, help="plan.json")
     found.add_argument("out", type=path, metavar="OUT", help="directory to write <version>/<arch>/<hash>/ below")
-    found.add_argument("--previous", type=path, metavar="DIR", help="take up a sound cache below DIR")
-    found.add_argument("--timeout", type=seconds, default=300, metavar="S", help="bound of the process group, seconds")
+    found.add_argument("--previous", type=path, metavar="DIR", help="begin with a sound cache below DIR")
+    found.add_argument("--timeout", type=seconds, default=300, metavar="S", help="timeout of the process group")
     found.add_argument(
         "--strategy",
         choices=STRATEGIES,
@@ -30,9 +64,9 @@ def parser() -> Parser:
         "--state",
         type=path,
         metavar="DIR",
-        help="keep each finished op in DIR and take up what an interrupted run left there",
+        help="keep each finished op in DIR, and resume from what an interrupted run left there",
     )
-    found.add_argument("--no-resume", dest="resume", action="store_false", help="take up nothing from --state")
+    found.add_argument("--no-resume", dest="resume", action="store_false", help="resume nothing from --state")
     found.add_argument("--nproc", type=ranks, metavar="N", help="number of ranks (default: as planned)")
     found.add_argument("--nnodes", type=int, default=1, metavar="N", help="number of nodes that tune together")
     found.add_argument("--node-rank", type=int, default=0, metavar="N", help="which of them this is, from 0")
@@ -50,7 +84,7 @@ def parser() -> Parser:
         "--compare-budget",
         type=budget,
         metavar="S",
-        help="bound of all comparing: seconds times ops times buckets (default: 1)",
+        help="limit of all comparing: seconds times ops times buckets (default: 1)",
     )
     found.add_argument(
         "--workers",

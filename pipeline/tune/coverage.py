@@ -14,7 +14,7 @@ from pipeline.contract.manifest import Covered
 from pipeline.contract.plan import OpPlan, Plan
 
 from . import flashinfer_api
-from .doubts import doubt, least_ms
+from .failures import doubt, least_ms
 from .ops import Case
 from .tuner import Lookup, ObservedTuner, Sample
 

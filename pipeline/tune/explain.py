@@ -18,7 +18,7 @@ from pipeline.contract.errors import PipelineError
 from pipeline.contract.exits import Exit
 from pipeline.contract.places import CACHE_ROOT, ENV_CACHE_DIR
 
-from .needed import need_torch
+from .arguments import need_torch
 from .record import read_record
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.contract.errors import WarmUpError
 
 from .agreement import Held
-from .strategy import check_version
+from .strategies import check_version
 
 MODULE = "flashinfer.autotuner.autotuner"
 

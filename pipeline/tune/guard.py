@@ -17,8 +17,8 @@ import torch
 
 from pipeline.contract.errors import WarmUpError
 
-from . import flashinfer_api
-from .rank import DeviceLost
+from . import flashinfer_api, hooks
+from .failures import DeviceLost
 
 _at = flashinfer_api.load()
 
@@ -53,7 +53,7 @@ def context_lost() -> str:
     A failed kernel leaves an error behind that can be taken back; after an illegal access none can.
     """
     if not torch.cuda.is_initialized():
-        return ""
+        return hooks.changed("context_lost", "")
     with contextlib.suppress(Exception):
         torch.cuda.synchronize()
     with contextlib.suppress(Exception):
@@ -118,8 +118,10 @@ def guarded(runners: Sequence[Any], op: str) -> Iterator[None]:
 
     def prepare(self: object, inputs: object, **kwargs: Any) -> Any:  # noqa: ANN401 - FlashInfer's
         if not kwargs.get("do_preparation"):
+            hooks.at("before_tactic", inputs, kwargs.get("tactic"))
             return call(self, inputs, **kwargs)
         with preparing(f"preparing {type(self).__name__}", op):
+            hooks.at("preparing", type(self).__name__)
             return call(self, inputs, **kwargs)
 
     put(_at.TunableRunner, "__call__", prepare)

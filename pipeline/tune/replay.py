@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pipeline import log
-from pipeline.cache.otherkeys import OTHERS, other_keys
+from pipeline.cache import otherkeys
 from pipeline.cache.tree import Stored, find_keys, load_manifest, read_key
 from pipeline.contract.commandline import Parser, path, seconds
 from pipeline.contract.digest import sha256_file
@@ -32,8 +32,8 @@ from pipeline.contract.manifest import Manifest
 from pipeline.contract.places import CACHE_FILE, CACHE_ROOT, ENV_CACHE_DIR, MANIFEST_FILE
 from pipeline.contract.plan import OpPlan
 
-from . import rank as life
-from .steps import Steps
+from .steps import Steps, result_path
+from .worker import live
 
 if TYPE_CHECKING:
     from .ops import Case
@@ -118,7 +118,7 @@ class _Replayed:
             elif entries and lookup.key not in entries:
                 found.fault(op.name, tokens, f"{lookup.key} answered in place of {entry}", entry=entry)
         for question in questions:
-            if question.lookup in lookups and other_keys(question.lookup.key):
+            if question.lookup in lookups and otherkeys.other_keys(question.lookup.key):
                 self._as_others(tokens, bucket, self.tuner.ask_as_others(question))
         if not asked:
             found.fault(op.name, tokens, "search_cache was never asked", entry=entry)
@@ -133,13 +133,18 @@ class _Replayed:
         self.found.other_calls += 1
         self.found.other_hits += lookup.hit
         if not lookup.hit:
-            miss = {"op": self.op.name, "bucket": bucket, "tokens": tokens, "entry": lookup.key, "caller": OTHERS}
+            miss = {
+                "op": self.op.name,
+                "bucket": bucket,
+                "tokens": tokens,
+                "entry": lookup.key,
+                "caller": otherkeys.OTHERS,
+            }
             self.found.misses.append(miss)
 
 
 def replay_rank(directory: Path, place: Path, steps: Steps) -> None:
     """Replay a key's directory on this rank, and write what it found below `place`."""
-    steps.say("importing torch and FlashInfer")
     import torch
 
     from pipeline.flashinfer.ops import is_skipped
@@ -150,7 +155,7 @@ def replay_rank(directory: Path, place: Path, steps: Steps) -> None:
     from .record import differences, read_record
     from .tuner import ObservedTuner
 
-    rank, _ = life.environment()
+    rank = int(os.environ["RANK"])
     manifest = load_manifest(directory / MANIFEST_FILE)
     plan, file = manifest.plan, directory / CACHE_FILE
     device = take_device(plan, share_gpu=True)  # nothing is measured: sharing a GPU does no harm
@@ -172,7 +177,7 @@ def replay_rank(directory: Path, place: Path, steps: Steps) -> None:
     found.measured = tuner.watch.measured
     if found.measured:
         found.fault("*", 0, f"{found.measured} tactics were about to be measured: a server would tune")
-    write_json(life.result_path(place, rank), asdict(found))
+    write_json(result_path(place, rank), asdict(found))
 
 
 # ── all ranks ──
@@ -236,22 +241,19 @@ def failures(told: dict[str, Any]) -> list[str]:
 
 def replay(root: Path, chosen: str | None, timeout: float) -> dict[str, Any]:
     """Run the replay and return its result; raise `CacheRefused` when ranks crash or hang."""
-    from .supervise import Crew, environment, supervise, temporary
+    from .supervisor import Launch, environment, python, supervise, temporary
 
     began = time.monotonic()
     stored = open_key(root, chosen)
     assert stored.manifest is not None
     nproc = len(stored.manifest.ranks) or stored.manifest.plan.layout.world
     with temporary() as work, log.step(f"replay {stored.key} on {nproc} ranks"):
-        words = [sys.executable, "-m", "pipeline.tune.replay", str(stored.path.resolve()), str(work), "--rank"]
-        commands = [
-            (words, {**environment(work), "RANK": str(rank), "WORLD_SIZE": str(nproc)}) for rank in range(nproc)
-        ]
+        command = python("pipeline.tune.replay", str(stored.path.resolve()), str(work), "--rank")
         try:
-            supervise(Crew(nproc, timeout, work, launched=False), commands)
+            supervise(Launch(nproc, timeout, work), command, environment(work))
         except WarmUpError as error:
             raise CacheRefused(error.message, details=error.details, hint="the cache was not proved") from error
-        results = [json.loads(life.result_path(work, rank).read_bytes()) for rank in range(nproc)]
+        results = [json.loads(result_path(work, rank).read_bytes()) for rank in range(nproc)]
     return {**join(results, stored.manifest.key), "seconds": round(time.monotonic() - began, 3)}
 
 
@@ -289,7 +291,9 @@ def main(words: list[str] | None = None) -> int:
         lines = failures(told)
         if lines:
             raise CacheRefused(f"{len(lines)} findings: {lines[0]}", details=lines[:_SHOWN], hint="tune again")
-        others = f", {told['other_hits']} of {told['other_calls']} for {OTHERS}" if told["other_calls"] else ""
+        others = (
+            f", {told['other_hits']} of {told['other_calls']} for {otherkeys.OTHERS}" if told["other_calls"] else ""
+        )
         log.note(f"{told['hits']} of {told['calls']} lookups hit{others}, nothing was measured, every output is right")
     except PipelineError as error:
         log.fail(error)
@@ -303,5 +307,5 @@ def main(words: list[str] | None = None) -> int:
 if __name__ == "__main__":
     if sys.argv[-1] == "--rank":
         directory, place = map(Path, sys.argv[1:3])
-        os._exit(life.live(life.environment()[0], place, lambda steps: replay_rank(directory, place, steps)))
+        os._exit(live(int(os.environ["RANK"]), place, lambda steps: replay_rank(directory, place, steps)))
     sys.exit(main())

@@ -1,8 +1,9 @@
-"""How a rank that tunes begins: meet the others, read the record, agree on everything, take up one earlier cache."""
+"""How a rank that tunes begins: meet the others, read the record, agree on everything, load what is known already."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import time
@@ -22,22 +23,20 @@ from pipeline.contract.record import Record
 from pipeline.flashinfer.moe_keys import key_problems
 from pipeline.flashinfer.ops import is_skipped
 
-from . import flashinfer_api
-from . import rank as life
+from . import flashinfer_api, hooks
 from .agreement import one_gpu_each
-from .attempt import read_crashes
+from .arguments import read_plan
+from .checkpoint import Known, all_terms, find_earlier, find_finished, forget
+from .collectives import Ranks, join
 from .compare.decide import SECONDS, Budget
 from .compare.second import Second
 from .coverage import Measured
 from .cpu_shim import CPU_KNOBS
 from .device import shared_note, take_device
 from .ops import spec_of
-from .planfile import read_plan
-from .previous import Earlier, find_earlier
-from .ranks import Ranks, join
 from .record import read_record
-from .state import Kept, all_terms, find_kept, forget
-from .strategy import SYNCHRONIZED, Strategy, choose
+from .steps import Crash
+from .strategies import Strategy, choose, holders
 from .tuner import BLOCKLIST, ObservedTuner
 
 if TYPE_CHECKING:
@@ -59,26 +58,36 @@ class NothingTuned(UsageError):
 
 @dataclass(frozen=True)
 class Options:
-    """What the supervisor told this rank."""
+    """What the supervisor gave this rank, options.json of its working directory `work`.
+
+    `endpoint` is where several nodes meet; `crashes` are the tactics that ended a rank of an earlier run.
+    """
 
     plan: Path
-    out: Path
     work: Path
     timeout: float
+    endpoint: str
+    compare: str
+    compare_budget: float | None  # seconds for each bucket of an op; None: what the device needs
+    workers: int | None  # 1: a second process of each rank times entries as well; None: what the device needs
+    share_gpu: bool
+    strategy: str
     previous: Path | None
-    compare: str = "on"
-    compare_budget: float | None = None  # seconds for each bucket of an op; None: what the device needs
-    workers: int | None = None  # 1: a second process of each rank times entries as well; None: what the device needs
-    share_gpu: bool = False
-    strategy: str = ""
-    state: Path | None = None
-    resume: bool = True
-    crashed: Path | None = None  # tactics that ended a rank in an earlier try
+    state: Path | None
+    resume: bool
+    crashes: tuple[Crash, ...]
+
+
+def read_options(work: Path) -> Options:
+    """The options of a run, as `supervisor.run_with_restarts` wrote them."""
+    value: dict[str, Any] = json.loads((work / "options.json").read_bytes())
+    paths = {name: value[name] and Path(value[name]) for name in ("plan", "work", "previous", "state")}
+    return Options(**{**value, **paths, "crashes": tuple(Crash.from_json(one) for one in value["crashes"])})
 
 
 @dataclass
 class Session:
-    """All that this rank holds while it tunes."""
+    """All that this rank has while it tunes."""
 
     options: Options
     plan: Plan
@@ -86,22 +95,21 @@ class Session:
     device: torch.device
     record: Record
     tuner: ObservedTuner
-    measured: Measured
-    earlier: Earlier
+    strategy: Strategy
     facts: list[dict[str, Any]]
     started: str
     began: float
+    measured: Measured
+    began_with: frozenset[str]  # keys of the entries that all ranks were given
+    previous: str  # sha256 of the earlier cache that they are from
+    notes: list[str]
+    blocked: list[dict[str, Any]]  # tactics found wrong or crashing
+    compare_budget: Budget = field(default_factory=lambda: Budget(0.0))
+    second: Second = field(default_factory=Second)
     used: dict[int, list[str]] = field(default_factory=dict)
     cases: dict[int, Case] = field(default_factory=dict)
-    seconds: float = 0.0
-    blocked: list[dict[str, Any]] = field(default_factory=list)  # tactics found wrong or crashing
     modules: tuple[Module, ...] = ()
     phases: dict[str, float] = field(default_factory=dict)  # seconds by phase
-    compare_budget: Budget = field(default_factory=lambda: Budget(0.0))
-    notes: list[str] = field(default_factory=list)
-    strategy: Strategy = field(default_factory=lambda: Strategy(SYNCHRONIZED, ""))
-    began_with: frozenset[str] = frozenset()  # keys of the entries that all ranks were given
-    second: Second = field(default_factory=Second)
     unkept: str = ""  # why this rank could not keep what it had finished
 
     @contextlib.contextmanager
@@ -113,7 +121,7 @@ class Session:
 
     def deciding(self) -> dict[str, Any]:
         """All beside the plan that decides what a tuning chooses."""
-        return deciding(self.options, self.strategy, self.record, self.tuner, self.ranks.world)
+        return _deciding(self.options, self.strategy, self.record, self.tuner, self.ranks.world)
 
     def devices(self) -> dict[str, str]:
         """Rank to GPU UUID (on a CPU to `cpu`). Raises `DeviceChanged` where this rank has left its own."""
@@ -127,22 +135,51 @@ class Session:
                 )
         return {str(one["rank"]): one["uuid"] or one["device"] for one in self.facts}
 
-    def holds(self, index: int) -> bool:
-        """Whether this rank holds op `index`."""
-        return self.ranks.rank in holders(self.plan, self.ranks.world)[index]
-
-
-def holders(plan: Plan, world: int) -> list[tuple[int, ...]]:
-    """For each op of the plan the ranks that hold it, ascending."""
-    return [tuple(sorted(op.ranks)) or tuple(range(world)) for op in plan.ops]
-
 
 def now() -> str:
     """UTC, ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def check_plan(plan: Plan, record: Record, world: int) -> None:
+def begin(options: Options, steps: Steps) -> Session:
+    """Import, meet the others, read the record, agree on all that must be equal before anything is tuned."""
+    began, started = time.monotonic(), now()
+    plan = hooks.changed("plan", read_plan(options.plan))
+    device = take_device(plan, share_gpu=options.share_gpu)
+    budget = SECONDS if options.compare_budget is None else options.compare_budget
+    options = replace(options, workers=_workers_wanted(options, device), compare_budget=budget)
+    tuner = ObservedTuner(CPU_KNOBS if device.type == "cpu" else {}, on_try=steps.attempt)
+    flashinfer_api.install(tuner)
+    world = int(os.environ["WORLD_SIZE"])
+    ranks = join(options.work, options.endpoint, options.timeout, steps, holders(plan, world))
+    steps.say("reading the environment record")
+    facts = ranks.gather(_device_facts(ranks.rank, device))
+    ranks.hosts = tuple(one["host"] for one in facts)
+    if not options.share_gpu:
+        one_gpu_each(facts)
+    record = read_record(plan.device, gpus=[one["gpu"] for one in facts] if device.type == "cuda" else ())
+    ranks.contract(_terms(plan, record, options), "before tuning")
+    _check_plan(plan, record, world)
+    version, can = flashinfer_api.version(), flashinfer_api.has_process_group()
+    strategy = choose(options.strategy, plan, world, version=version, process_group=can)
+    steps.say("reading what is known already")
+    decided = _deciding(options, strategy, record, tuner, world)
+    earlier, finished = ranks.broadcast(_find_known(options, plan, record, decided) if ranks.rank == 0 else None)
+    bad = _load_known(options, ranks.rank, tuner, earlier, finished)
+    session = Session(
+        options, plan, ranks, device, record, tuner, strategy, facts, started, began,
+        measured=Measured((*earlier.covered, *finished.covered)),
+        began_with=frozenset(flashinfer_api.entries(tuner)),
+        previous=earlier.sha256,
+        notes=[*earlier.notes, *finished.notes, *shared_note(facts), *flashinfer_api.blocklist_told(tuner, BLOCKLIST)],
+        blocked=[*finished.blocked, *(crash.blocked() for crash in options.crashes)],
+    )  # fmt: skip
+    session.notes += [f"{bad} of the entries known already are on {BLOCKLIST}, and were tuned again"] if bad else []
+    steps.begin()
+    return session
+
+
+def _check_plan(plan: Plan, record: Record, world: int) -> None:
     """Refuse a plan that was not made for this environment; raise `PlanElsewhere` with every reason."""
     wrong: list[str] = []
     here = record.flashinfer["flashinfer_version"]
@@ -166,63 +203,30 @@ def check_plan(plan: Plan, record: Record, world: int) -> None:
         )
 
 
-def begin(options: Options, steps: Steps) -> Session:
-    """Import, meet the others, read the record, agree on all that must be equal before anything is tuned."""
-    began, started = time.monotonic(), now()
-    plan = read_plan(options.plan)
-    rank, world = life.environment()
-    device = take_device(plan, share_gpu=options.share_gpu)
-    budget = SECONDS if options.compare_budget is None else options.compare_budget
-    options = replace(options, workers=workers_wanted(options, device), compare_budget=budget)
-    tuner = ObservedTuner(CPU_KNOBS if device.type == "cpu" else {}, on_try=steps.attempt)
-    flashinfer_api.install(tuner)
-    ranks = join(rank, world, options.timeout, steps, holders(plan, world))
-    steps.say("reading the environment record")
-    facts = ranks.gather(_device_facts(rank, device))
-    ranks.hosts = tuple(one["host"] for one in facts)
-    if not options.share_gpu:
-        one_gpu_each(facts)
-    record = read_record(plan.device, gpus=[one["gpu"] for one in facts] if device.type == "cuda" else ())
-    ranks.contract(_terms(plan, record, options), "before tuning")
-    check_plan(plan, record, world)
-    version, can = flashinfer_api.version(), flashinfer_api.has_process_group()
-    strategy = choose(options.strategy, plan, world, version=version, process_group=can)
-    steps.say("taking up an earlier cache")
-    decided = deciding(options, strategy, record, tuner, world)
-    found = _take_up(options, plan, record, decided) if rank == 0 else None
-    earlier, kept = ranks.broadcast(found)
-    if earlier.data:
-        place = options.work / f"rank-{rank}.previous.json"
-        write_whole(place, earlier.data)
-        tuner.load_configs(str(place))
-    flashinfer_api.add_entries(tuner, kept.entries)
-    crashes = read_crashes(options.crashed)
-    tuner.banned = frozenset(one.attempt.identity for one in crashes)
-    for one in crashes:
-        flashinfer_api.forget(tuner, one.attempt.entry)
-    bad = flashinfer_api.listed_as_bad(tuner)
-    for key in bad:
-        flashinfer_api.forget(tuner, key)
-    measured = Measured((*earlier.covered, *kept.covered))
-    session = Session(options, plan, ranks, device, record, tuner, measured, earlier, facts, started, began)
-    session.strategy, session.began_with = strategy, frozenset(flashinfer_api.entries(tuner))
-    session.notes += [*kept.notes, *shared_note(facts)]
-    session.notes += flashinfer_api.blocklist_told(tuner, BLOCKLIST)
-    session.notes += [f"{len(bad)} of the entries taken up are on {BLOCKLIST}, and were tuned again"] if bad else []
-    session.blocked += [*kept.blocked, *(one.blocked() for one in crashes)]
-    steps.begin()
-    return session
-
-
-def _take_up(options: Options, plan: Plan, record: Record, decided: Mapping[str, Any]) -> tuple[Earlier, Kept]:
+def _find_known(options: Options, plan: Plan, record: Record, decided: Mapping[str, Any]) -> tuple[Known, Known]:
     """What the leader finds to begin with: an earlier cache, and what an interrupted run left."""
-    if not options.resume:
-        forget(options.state, all_terms(plan, decided))
-        return find_earlier(options.previous, record), Kept()
-    return find_earlier(options.previous, record), find_kept(options.state, plan, decided)
+    earlier = find_earlier(options.previous, record)
+    if options.resume:
+        return earlier, find_finished(options.state, plan, decided)
+    forget(options.state, all_terms(plan, decided))
+    return earlier, Known()
 
 
-def deciding(options: Options, strategy: Strategy, record: Record, tuner: ObservedTuner, world: int) -> dict[str, Any]:
+def _load_known(options: Options, rank: int, tuner: ObservedTuner, earlier: Known, finished: Known) -> int:
+    """Give the tuner what is known; return how many of its entries the user's own blocklist rules out."""
+    if earlier.cache:
+        place = options.work / f"rank-{rank}.previous.json"
+        write_whole(place, earlier.cache)
+        tuner.load_configs(str(place))
+    flashinfer_api.add_entries(tuner, finished.entries)
+    tuner.banned = frozenset(crash.attempt.identity for crash in options.crashes)
+    bad = flashinfer_api.listed_as_bad(tuner)
+    for key in [*bad, *(crash.attempt.entry for crash in options.crashes)]:
+        flashinfer_api.forget(tuner, key)
+    return len(bad)
+
+
+def _deciding(options: Options, strategy: Strategy, record: Record, tuner: ObservedTuner, world: int) -> dict[str, Any]:
     """All beside the plan that decides what a tuning chooses: environment, strategy, ranks, and how it measures."""
     return {
         "record": record.key_inputs(),
@@ -235,7 +239,7 @@ def deciding(options: Options, strategy: Strategy, record: Record, tuner: Observ
     }
 
 
-def workers_wanted(options: Options, device: torch.device) -> int:
+def _workers_wanted(options: Options, device: torch.device) -> int:
     """Whether a rank has a second process that times entries: as asked; else on a GPU that ranks do not share.
 
     Kernels of a CPU do not depend on the process; where ranks share a GPU no time means anything.
@@ -268,7 +272,7 @@ def _terms(plan: Plan, record: Record, options: Options) -> dict[str, Any]:
         "strategy": options.strategy,
         "resume": [str(options.state or ""), options.resume],
         "comparing": [options.compare, options.compare_budget, options.workers],
-        "crashed tactics": [one.told() for one in read_crashes(options.crashed)],
+        "crashed tactics": [crash.told() for crash in options.crashes],
         "environment record": record.key_inputs(),
         "FlashInfer's environment variables": {
             name: value

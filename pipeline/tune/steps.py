@@ -2,26 +2,99 @@
 
 Storing into the map is no system call, so a rank can say its step before every measurement, and what it said
 survives it whatever ends it. The supervisor reads the same files. Times are `time.monotonic`, one clock for all
-processes of a host.
+processes of a host. Standard library only.
+
+The step names the tactic that runs at the moment (`Attempt`), so that one that ends its process, or never returns, can
+be left out when the ranks are started again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import mmap
 import os
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .attempt import Attempt
-from .processes import letter_of, start_time
+from pipeline.contract.digest import canonical_json
+from pipeline.contract.places import CACHE_FILE
 
 _SIZE = 8192  # bytes of a step file; the JSON is padded with spaces
 _TEXT = 300  # characters kept of a text: six bytes each at worst, so that the JSON always fits
+_LONGEST = 2000  # characters of an attempt as JSON
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A tactic of a runner, run for a profile of FlashInfer's; `entry` is the file key where a cache answered.
+
+    All values as JSON has them. `bucket` is the token count that the profile stands for. `also` are the attempts that
+    the same call looked up before this one and has not run yet, as of the two products of a MoE layer.
+    """
+
+    custom_op: str
+    runner: str
+    tactic: Any
+    profile: Any
+    bucket: int
+    entry: str = ""
+    also: Sequence[Mapping[str, Any]] = field(default=(), compare=False)
+
+    @property
+    def suspects(self) -> list[Attempt]:
+        """What may have ended the process: the tactics of all entries of the call; a default only where it is alone."""
+        every = [self, *(Attempt(**one) for one in self.also)]
+        return [one for one in every if one.tactic != -1] or [self]
+
+    @property
+    def identity(self) -> bytes:
+        """What tells this tactic at this profile from all others."""
+        return identity(self.custom_op, self.runner, self.tactic, self.profile)
+
+    @functools.cached_property  # comparing says one and the same before each of its samples
+    def fits(self) -> dict[str, Any] | None:
+        """As a JSON value that a step file has room for; None where it has not."""
+        value = asdict(self)
+        return next((one for one in (value, {**value, "also": []}) if len(json.dumps(one)) <= _LONGEST), None)
+
+
+def identity(custom_op: str, runner: str, tactic: Any, profile: Any) -> bytes:  # noqa: ANN401 - JSON, or tuples of it
+    """The bytes by which a tactic at a profile is known."""
+    return canonical_json([custom_op, runner, tactic, profile])
+
+
+@dataclass(frozen=True)
+class Crash:
+    """An attempt that ended a rank, or did not return: in which op of the plan, and what came of it."""
+
+    op: str
+    attempt: Attempt
+    reason: str
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Crash:
+        """What `dataclasses.asdict` made of a crash."""
+        return cls(**{**value, "attempt": Attempt(**value["attempt"])})
+
+    def named(self) -> str:
+        """Which tactic, where."""
+        a = self.attempt
+        return f"{a.runner} tactic {a.tactic} of {a.custom_op} at {a.bucket} tokens ({self.op})"
+
+    def told(self) -> str:
+        """In words."""
+        return f"{self.named()}: {self.reason}"
+
+    def blocked(self) -> dict[str, Any]:
+        """The row of the manifest's `blocked`."""
+        a = self.attempt
+        where = {"op": self.op, "bucket": a.bucket, "tokens": a.bucket, "entry": a.entry, "custom_op": a.custom_op}
+        return {**where, "runner": a.runner, "tactic": a.tactic, "reason": self.reason}
 
 
 @dataclass(frozen=True)
@@ -32,13 +105,11 @@ class RankStep:
     when the others arrive; `collective` counts the collectives entered so far. `op` counts from 1, 0 before the
     first; `begun` says that all ranks have met, and that silence counts from now on. `trying` is the tactic that is
     run at the moment; `returned` counts how often one came back before that, defaults and what a cache answered
-    apart. `changed` is when any of this last changed, `started` the kernel's start time of the process, which tells
-    the process from a later one with the same pid.
+    apart. `changed` is when any of this last changed.
     """
 
     rank: int
     pid: int
-    started: str
     state: str = "running"
     step: str = ""
     detail: str = ""
@@ -49,6 +120,11 @@ class RankStep:
     trying: dict[str, Any] | None = None
     returned: int = 0
     changed: float = 0.0
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The tactic that is run at the moment."""
+        return None if self.trying is None else Attempt(**self.trying)
 
     def told(self) -> str:
         """The step in words."""
@@ -64,7 +140,7 @@ class Steps:
         with path.open("r+b") as stream:
             self._map = mmap.mmap(stream.fileno(), _SIZE)
         self._length = 0
-        self._now = RankStep(rank, os.getpid(), start_time(os.getpid()))
+        self._now = RankStep(rank, os.getpid())
         self.say("starting")
 
     @property
@@ -77,7 +153,7 @@ class Steps:
         self._write(step=step[:_TEXT], detail=detail[:_TEXT], op=self._now.op if op is None else op, trying=None)
 
     def begin(self) -> None:
-        """Say that importing and meeting are over, which have a bound of their own."""
+        """Say that importing and meeting are over, which have a timeout of their own."""
         self._write(begun=True)
 
     def tick(self, detail: str) -> None:
@@ -107,22 +183,35 @@ class Steps:
     def _write(self, **changes: Any) -> None:  # noqa: ANN401 - fields of RankStep
         self._now = replace(self._now, changed=time.monotonic(), **changes)
         # `asdict` would copy all, which takes longer than everything else here.
-        self._store(_json(vars(self._now)))
-
-    def _store(self, text: bytes) -> None:
-        text = text[:_SIZE]
+        text = json.dumps(vars(self._now), ensure_ascii=False).encode(errors="replace")[:_SIZE]
         size = max(len(text), self._length)  # what the last text left behind this one is blanked
         self._map[:size] = text.ljust(size)
         self._length = len(text)
 
 
-def _json(said: Mapping[str, Any]) -> bytes:
-    return json.dumps(said, ensure_ascii=False).encode(errors="replace")
-
-
 def step_path(work: Path, rank: int) -> Path:
     """The step file of a rank."""
     return work / f"rank-{rank}.step.json"
+
+
+def stack_path(work: Path, rank: int) -> Path:
+    """Where a rank writes its stack when it receives SIGUSR1."""
+    return work / f"rank-{rank}.stack.txt"
+
+
+def result_path(work: Path, rank: int) -> Path:
+    """Where a rank writes what it found."""
+    return work / f"rank-{rank}.result.json"
+
+
+def saved_path(work: Path) -> Path:
+    """Where rank 0 saves the cache, and its manifest beside it."""
+    return work / "saved" / CACHE_FILE
+
+
+def terms_path(work: Path) -> Path:
+    """Where rank 0 writes which files of an interrupted run are of no use any more."""
+    return work / "terms.json"
 
 
 def read_step(work: Path, rank: int) -> RankStep | None:
@@ -133,13 +222,3 @@ def read_step(work: Path, rank: int) -> RankStep | None:
         except (OSError, ValueError, TypeError):
             time.sleep(0.002)
     return None
-
-
-def alive(step: RankStep) -> bool:
-    """Whether the process that wrote this step still runs."""
-    return bool(state_of(step))
-
-
-def state_of(step: RankStep | None) -> str:
-    """The kernel's letter for the process that wrote this step, or empty where it no longer runs."""
-    return letter_of(step.pid, step.started) if step is not None else ""

@@ -16,9 +16,9 @@ import torch
 from pipeline.cache.otherkeys import other_shapes
 from pipeline.contract.errors import UsageError
 
-from . import flashinfer_api
-from .attempt import Attempt
+from . import flashinfer_api, hooks
 from .guard import OUT_OF_MEMORY, TacticCrashed, TacticOutOfMemory, guarded, preparing, survive
+from .steps import Attempt
 
 _at = flashinfer_api.load()
 
@@ -143,6 +143,7 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
 
     def choose_one(self, custom_op: str, *args: Theirs, **kwargs: Theirs) -> Theirs:
         """Note which op is being chosen for. A replay must never be in tuning mode, whether or not it would measure."""
+        hooks.at("looking_up", self)
         if self._forbid and self.is_tuning_mode:
             self.watch.measured += 1
             raise ReplayMeasured(f"{custom_op} was called in tuning mode")
@@ -218,10 +219,12 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
 
     def _prepare_input_tensors(self, *args: Theirs, **kwargs: Theirs) -> Theirs:
         with preparing("drawing inputs", self._op):
+            hooks.at("drawing_inputs")
             return super()._prepare_input_tensors(*args, **kwargs)
 
     def _prepare_input_tensors_with_batches(self, *args: Theirs, **kwargs: Theirs) -> Theirs:
         with preparing("copying inputs", self._op, any_error=True):
+            hooks.at("copying_inputs")
             return super()._prepare_input_tensors_with_batches(*args, **kwargs)
 
     def _profile_single_kernel(
@@ -250,6 +253,7 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
         self.tried(attempt, f"{self._op} {shapes[0]}, {name} tactic {tactic}")
         try:
             time_ms = super()._profile_single_kernel(runner, inputs, tactic, tuning_config, **kwargs)
+            time_ms = hooks.changed("measured", time_ms, tactic)
         except BaseException as error:
             note(float("inf"), f"{type(error).__name__}: {error}")
             if isinstance(error, OUT_OF_MEMORY):  # without a group FlashInfer would give the whole op up

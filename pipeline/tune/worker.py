@@ -1,92 +1,95 @@
-"""One rank that tunes, started by torchrun: `python -m pipeline.tune.worker …`, never by hand.
+"""One rank: `python -m pipeline.tune.worker WORK`, started by the supervisor, never by hand.
 
-start empty or from one earlier cache → contract → tune each op in step → gather and compare → rank 0 saves →
-every rank loads what was saved and finds each bucket's entry in it → rank 0 describes it. The supervisor puts it in
-place, once every rank has ended well.
+begin (agree on everything, load what is known) → tune each op → gather and compare → rank 0 saves → every rank loads
+what was saved and finds each bucket's entry in it → rank 0 describes it. The supervisor puts it in place, once every
+rank has ended well.
+
+A rank that fails writes down why and then waits for a moment: the supervisor sees the file, asks every other rank for
+its stack while it still is where it was, and ends them all. Only the standard library is imported before a rank has
+said that it is there, so that even an import that hangs is seen.
 """
 
 from __future__ import annotations
 
-import argparse
+import faulthandler
 import os
+import signal
+import sys
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from pipeline.contract.exits import Exit
 from pipeline.contract.files import write_json
-from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 
-from . import rank as life
+from . import hooks
+from .failures import describe, failure_path
+from .processes import die_with_parent
+from .steps import Steps, stack_path, step_path
 
-if TYPE_CHECKING:
-    from .steps import Steps
-
-
+_FAREWELL_SECONDS = 30.0  # how long a failed rank waits to be ended by its supervisor
+_RESERVE = 16 << 10  # bytes kept for a rank's failure, which is to be told on a full disk too
 _PATIENCE = 60.0  # seconds that the second process may take for one answer, inputs and all
 
 
-def work(options: argparse.Namespace, steps: Steps) -> None:
-    """Everything one rank does."""
-    steps.say("importing torch and FlashInfer")
-    from .compare.second import started
-    from .jit import prebuild
-    from .session import Options, begin
-    from .settle import check_saved, manifest_of, settle
-    from .state import all_terms
-    from .tuning import tune
+def live(rank: int, work: Path, body: Callable[[Steps], None]) -> int:
+    """Run a rank's work and return its exit code. Ends with its parent; writes its stack on SIGUSR1.
 
-    session = begin(Options(**vars(options)), steps)
-    patience = min(_PATIENCE, session.options.timeout / 2)
-    wanted = bool(session.options.workers)
-    with started(wanted, session.options.plan, session.device, patience) as session.second:
+    The caller ends the process with `os._exit`: torch's and gloo's own shutdown can wait for a rank that is gone.
+    """
+    die_with_parent()
+    hooks.at("started")
+    reserve = work / f"rank-{rank}.reserve"
+    with stack_path(work, rank).open("w", encoding="utf-8") as stacks:
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        steps = Steps(step_path(work, rank), rank)
+        try:
+            reserve.write_bytes(b" " * _RESERVE)
+            steps.say("importing torch and FlashInfer")
+            hooks.at("importing")
+            body(steps)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor must hear of it
+            failure = describe(rank, error, steps.now.told())
+        else:
+            steps.end("done")
+            return int(Exit.OK)
+        steps.end("failed")
+        reserve.unlink(missing_ok=True)
+        write_json(failure_path(work, rank), asdict(failure))
+        time.sleep(_FAREWELL_SECONDS)
+        return failure.exit_code
+
+
+def work(place: Path, steps: Steps) -> None:
+    """Everything that a rank which tunes does; `place` holds its options."""
+    from .compare.second import started
+    from .finalize import check_saved, describe_result, gather_entries
+    from .jit import prebuild
+    from .session import begin, read_options
+    from .tune_op import tune
+
+    session = begin(read_options(place), steps)
+    options = session.options
+    patience = min(_PATIENCE, options.timeout / 2)
+    with started(bool(options.workers), options.plan, session.device, patience) as session.second:
         prebuild(session)
         session.second.meet(session.ranks)
         tune(session)
-    owners = settle(session)
+    owners = gather_entries(session)
     saved, covered = check_saved(session)
     if session.ranks.rank == 0:
         steps.say("writing the manifest")
-        manifest = manifest_of(session, saved, owners, covered)
-        write_json(saved.with_name(MANIFEST_FILE), manifest.to_json())
-        write_json(life.terms_path(options.work), all_terms(session.plan, session.deciding()))
-        write_json(
-            life.result_path(options.work, 0),
-            {
-                "key": manifest.key,
-                "ranks": session.ranks.world,
-                "strategy": manifest.strategy,
-                "entries": sum(manifest.entries_per_op().values()),
-                "covered": len(covered),
-                "sha256": manifest.files[CACHE_FILE].sha256,
-                "seconds": round(time.monotonic() - session.began, 3),
-                "notes": list(manifest.notes),
-                "substitutions": list(manifest.substitutions),
-                "phases": {name: round(seconds, 3) for name, seconds in session.phases.items()},
-            },
-        )
+        describe_result(session, saved, owners, covered)
     session.ranks.barrier()
+    hooks.at("done")
 
 
-def main() -> int:
-    """Parse what the supervisor passed and live."""
-    parser = argparse.ArgumentParser(prog="pipeline.tune.worker")
-    parser.add_argument("--plan", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--timeout", type=float, required=True)
-    parser.add_argument("--previous", type=Path)
-    parser.add_argument("--compare", choices=("on", "off"), default="on")
-    parser.add_argument("--compare-budget", type=float)
-    parser.add_argument("--workers", type=int)
-    parser.add_argument("--share-gpu", action="store_true")
-    parser.add_argument("--strategy", default="")
-    parser.add_argument("--state", type=Path)
-    parser.add_argument("--no-resume", dest="resume", action="store_false")
-    parser.add_argument("--crashed", type=Path)
-    options = parser.parse_args()
-    rank, _ = life.environment()
-    return life.live(rank, options.work, lambda steps: work(options, steps))
+def main(words: list[str]) -> int:
+    """Live as a rank that tunes."""
+    place = Path(words[0])
+    return live(int(os.environ["RANK"]), place, lambda steps: work(place, steps))
 
 
 if __name__ == "__main__":
-    os._exit(main())
+    os._exit(main(sys.argv[1:]))

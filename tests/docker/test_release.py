@@ -244,7 +244,7 @@ def test_a_retuned_image_pushes_its_cache_and_no_tag_is_moved(shop: Shop, releas
     reading = shop.release("--retune", "--cell", "tiny-tp1")
     shop.proxy.faults.remove(fault)
     assert (reading.status, reading.cell["status"]) == (8, "failed")
-    assert "in lock-step" not in reading.stderr and "may be pushed to" in reading.cell["why"], "told before any work"
+    assert "tune on" not in reading.stderr and "may be pushed to" in reading.cell["why"], "told before any work"
     pushed = shop.release("--retune", "--cell", "tiny-tp1", "--tag", "{model}-{key}-{cache}")
     assert pushed.cell["status"] == "pushed", pushed.stderr
     both = {pushed.cell["image"].rpartition(":")[2], released.cell["image"].rpartition(":")[2]}
@@ -270,7 +270,7 @@ def test_layers_can_be_zstd(shop: Shop, released: Ran) -> None:
     matrix.write_text(MATRIX.replace("Apache-2.0", "MIT"))
     words = ("--cell", "tiny-tp1", "--tag", "zstd-{cache}", "--compression", "zstd", "--matrix", str(matrix))
     done = shop.release(*words)
-    assert done.cell["status"] == "pushed" and "in lock-step" not in done.stderr, done.stderr
+    assert done.cell["status"] == "pushed" and "tune on" not in done.stderr, done.stderr
     manifest = shop.manifest(f"{done.cell['image'].rpartition(':')[0]}@{done.cell['digest']}")
     assert {layer["mediaType"].rpartition("+")[2] for layer in manifest["layers"]} == {"zstd"}
 

@@ -94,7 +94,7 @@ def broken(bench: Bench, name: str, plan: Path, sign: signal.Signals) -> None:
     said, sent = [], 0.0
     for line in process.stderr:
         said.append(line)
-        if not sent and "tuning" in line and (pid := rank_of(root, 1)) is not None:
+        if not sent and "tuning" in line and (pid := rank_of(process.pid, 1)) is not None:
             os.kill(pid, sign)
             sent = time.monotonic()
     status, ended = process.wait(), time.monotonic()
@@ -106,12 +106,12 @@ def broken(bench: Bench, name: str, plan: Path, sign: signal.Signals) -> None:
     })  # fmt: skip
 
 
-def rank_of(root: Path, number: int) -> int | None:
-    """The process of a rank that tunes into `root`; other tunes of this machine are left alone."""
+def rank_of(supervisor: int, number: int) -> int | None:
+    """The process of a rank that a supervisor has started; other tunes of this machine are left alone."""
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            words = (place / "cmdline").read_bytes()
-            ours = b"pipeline.tune.worker\0" in words and str(root).encode() in words
+            parent = (place / "stat").read_text().rpartition(")")[2].split()[1]
+            ours = parent == str(supervisor) and b"pipeline.tune.worker\0" in (place / "cmdline").read_bytes()
             if ours and f"\0LOCAL_RANK={number}\0".encode() in b"\0" + (place / "environ").read_bytes():
                 return int(place.name)
         except OSError:  # it ended

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ports import free_port
+
 from pipeline.registry.client import Registry
 from pipeline.registry.credentials import Credentials
 from pipeline.registry.descriptors import EMPTY, MANIFEST, Descriptor, Manifest
 from pipeline.registry.http import RetryPolicy
-from pipeline.tune.ports import free_port
 
 USER, PASSWORD = "builder", "pa55-word+of/builder"
 

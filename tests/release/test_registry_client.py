@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from release_registries import NOBODY, QUICK, attached, command, image, running
 from release_standin import Standin
 
@@ -18,7 +19,6 @@ from pipeline.contract.exits import Exit
 from pipeline.registry.client import Registry, list_tag
 from pipeline.registry.descriptors import MANIFEST
 from pipeline.registry.errors import InvalidResponse, NotFound, RegistryError
-from pipeline.tune.ports import free_port
 
 SLOW = replace(QUICK, silence=1.5)  # tells a registry that says nothing from a busy machine
 

@@ -9,12 +9,12 @@ import cache_samples
 import pytest
 import release_debian
 import release_samples as samples
+from ports import free_port
 from release_registries import NOBODY, QUICK, Running, attached, await_port, command, image
 
 from pipeline.registry.client import Registry
 from pipeline.release.cosign import Signer
 from pipeline.release.images import read_image
-from pipeline.tune.ports import free_port
 
 
 @pytest.fixture(scope="module")

@@ -5,15 +5,11 @@ captured graphs read. Run in an interpreter that has torch and FlashInfer; print
 
 import contextlib
 import json
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
-import torch
-
-sys.path.insert(0, str(Path(__file__).with_name("faults")))
 import cuda_on_cpu
+import torch
 
 from pipeline.contract.plan import Layout, OpPlan, Plan
 from pipeline.tune import flashinfer_api

@@ -1,6 +1,4 @@
-"""A tactic that ends its process, or never returns: found, left out, the tuning taken up again; and when that cannot
-go on.
-"""
+"""A tactic that ends its process, or never returns: found, left out, the tuning resumed; and when that cannot go on."""
 
 from __future__ import annotations
 
@@ -13,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tune_harness import FAULTS, Done, Tuner, error_line, read_manifest, write_plan
+from tune_harness import HERE, Done, Tuner, error_line, read_manifest, write_plan
 
 from pipeline.cache.store import check_root
 from pipeline.contract.plan import Plan
 
 pytestmark = pytest.mark.flashinfer
+
+COMPARE = ("--compare", "on", "--compare-budget", "600")
+HUNG = r"did not return within \d+ s on rank [01]"
 
 
 def tune(
@@ -37,10 +38,11 @@ def blocked(root: Path) -> list[dict[str, Any]]:
     ("fault", "strategy", "how", "timeout"),
     [
         ("crashing_tactic", "synchronized", "rank 1 was ended by SIGSEGV", 20),
-        ("device_lost", "sharded", "the GPU of rank 1 takes no more work: AcceleratorError: planted", 20),
-        ("hanging_tactic", "synchronized", r"did not return within \d+ s on rank 1", 10),
+        pytest.param("device_lost", "sharded", "the GPU of rank . takes no more work: AcceleratorError: planted", 20,
+                     marks=pytest.mark.once),
+        pytest.param("hanging_tactic", "synchronized", HUNG, 10, marks=pytest.mark.once),
     ],
-)
+)  # fmt: skip
 def test_it_is_left_out_and_named(
     tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, fault: str, strategy: str, how: str, timeout: int
 ) -> None:
@@ -56,108 +58,97 @@ def test_it_is_left_out_and_named(
     assert {(one["op"], one["bucket"], one["runner"], one["tactic"][0]) for one in rows} == {
         ("wide", 8, "CpuWholeRunner", "blas")
     }
-    assert any(re.fullmatch(how, one["reason"]) or strategy == "sharded" for one in rows), rows
-    assert (
-        "left out from now on: CpuWholeRunner tactic ['blas', 'nk', 0, 0, 1] of cpu_mm at 8 tokens (wide)"
-        in done.stderr
-    )
+    assert all(re.fullmatch(how, one["reason"]) for one in rows), rows
+    left_out = "left out from now on: CpuWholeRunner tactic ['blas', 'nk', 0, 0, 1] of cpu_mm at 8 tokens (wide)"
+    assert left_out in done.stderr
     manifest = read_manifest(tmp_path / "out")
     chosen = {(row.op, row.bucket): row for row in manifest.covered}
     assert len(chosen) == 5
     assert chosen["wide", 8].tactic not in [one["tactic"] for one in rows]
     assert chosen["wide", 8].failed == len(rows)
     assert chosen["wide", 1].failed == chosen["wide", 32].failed == 0  # at other buckets it may run
-    taken = {row.op for row in manifest.covered if row.note == "taken up from an interrupted run"}
-    assert "narrow" in taken or strategy == "sharded"
+    resumed = {row.op for row in manifest.covered if row.note == "resumed from an interrupted run"}
+    assert "narrow" in resumed or strategy == "sharded"
     assert tuner.run("pipeline.tune.replay", "--root", tmp_path / "out").status == 0
 
 
 @pytest.mark.once
-def test_a_crash_while_proving_is_found_too(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "words", "why"),
+    [
+        ("crashing_in_verifying", (), "rank . ended with 3"),
+        ("hanging_in_comparing", COMPARE, HUNG),
+        ("hanging_in_rounds", COMPARE, HUNG),
+    ],
+    ids=["while it is verified", "while a candidate is prepared", "in the rounds"],
+)
+def test_a_tactic_that_ends_its_rank_elsewhere_is_found_too(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, fault: str, words: tuple[str, ...], why: str
+) -> None:
     whole = make_plan()
     plan = replace(whole, ops=(replace(whole.ops[1], buckets=(16, 32)),))
-    done = tune(tuner, plan, tmp_path, "crashing_in_proof", rank="*")
+    done = tune(tuner, plan, tmp_path, fault, *words, rank="*", timeout=6)
     assert done.status == 0, done.stderr
     rows = blocked(tmp_path / "out")
-    assert rows
     assert {(one["op"], one["bucket"], one["tactic"][0]) for one in rows} == {("narrow", 16, "upcast")}
-    assert all(one["reason"].endswith("ended with 3") for one in rows)
+    assert all(re.fullmatch(why, one["reason"]) for one in rows), rows
 
 
-@pytest.mark.parametrize(
-    "fault",
-    ["hanging_in_comparing", pytest.param("hanging_in_rounds", marks=pytest.mark.once)],
-    ids=["while a candidate is prepared", "in the rounds"],
-)
-def test_a_hang_while_comparing_is_found_too(
-    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, fault: str
-) -> None:
-    plan = replace(make_plan(), ops=make_plan().ops[1:])
-    done = tune(tuner, plan, tmp_path, fault, "--compare", "on", "--compare-budget", "600", rank="*", timeout=6)
+@pytest.mark.once
+def test_two_tactics_that_hang_are_both_left_out(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
+    """One while it is measured, one while it is verified; in `sharded`, where nobody waits for the ranks that hang."""
+    wide, narrow = make_plan().ops
+    plan = make_plan(ops=(wide, replace(narrow, buckets=(16, 32))))
+    done = tune(tuner, plan, tmp_path, "hanging_twice", "--strategy", "sharded", rank="*", timeout=6)
     assert done.status == 0, done.stderr
-    (row,) = blocked(tmp_path / "out")
-    assert (row["op"], row["bucket"], row["tactic"]) == ("narrow", 16, ["upcast", "nk", 0, 0, 1])
-    assert re.fullmatch(r"did not return within \d+ s on rank 1", row["reason"])
+    found = {(one["op"], one["bucket"], one["tactic"][0]): one for one in blocked(tmp_path / "out")}
+    assert found.keys() == {("wide", 8, "blas"), ("narrow", 16, "upcast")}
+    assert all(re.fullmatch(HUNG, one["reason"]) for one in found.values())
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            "hanging_default",
+            r"rank 1 made no progress at: comparing wide .*, in Cpu\w+ tactic -1 of cpu_mm at 1 tokens",
+        ),
+        (
+            "crashing_default",
+            r"a tactic ended its rank: Cpu\w+ tactic -1 of cpu_mm at 1 tokens \(wide\): rank 1 was ended",
+        ),
+    ],
+)
+def test_a_default_that_does_it_is_named_and_ends_the_tuning(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, fault: str, said: str
+) -> None:
+    done = tune(tuner, make_plan(), tmp_path, fault, *COMPARE, timeout=6)
+    assert done.status == 6
+    assert re.match(f"error: {said}", error_line(done))
+    assert "starting the ranks again" not in done.stderr
+    assert ("in hang" in done.stderr) == (fault == "hanging_default"), "its stack"
+    assert [path.name for path in (tmp_path / "out").rglob("*")] == ["ranks.log"]
+
+
+def sample(tuner: Tuner, name: str, *words: str) -> Any:
+    """What a script beside this file prints in the tuner's interpreter."""
+    command = [tuner.python, str(HERE / name), *words]
+    done = subprocess.run(command, env=tuner.environment(), capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.mark.once
 def test_a_hang_in_the_rounds_of_a_gpu_is_named_while_it_is_waited_for(tuner: Tuner) -> None:
     """Of five samples: the untimed default, the candidates 0 and 1, then 1 and 0. None is named between launches."""
     named = {"0:0": [0], "2:0": [0, 0, 1], "3:3": [1], "4:2": [1, 1, 0]}
-    command = [tuner.python, str(FAULTS.parent / "hanging_sample.py"), *named]
-    done = subprocess.run(command, env=tuner.environment(), capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr
-    for told, numbers in zip(json.loads(done.stdout), named.values(), strict=True):
+    for told, numbers in zip(sample(tuner, "hanging_sample.py", *named), named.values(), strict=True):
         waited = [word for number in numbers for word in (number, "waited")]
         assert told == ["emptied", "launched"] * 5 + waited[:-1] + ["hung"]
 
 
 @pytest.mark.once
-def test_two_tactics_that_hang_are_both_left_out(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
-    """One while it is measured, one while it is proved; in `sharded`, where nobody waits for the ranks that hang."""
-    wide, narrow = make_plan().ops
-    plan = make_plan(ops=(wide, replace(narrow, buckets=(16, 32))))
-    words = ("--strategy", "sharded")
-    done = tune(tuner, plan, tmp_path, "hanging_twice", *words, rank="*", timeout=6)
-    assert done.status == 0, done.stderr
-    found = {(one["op"], one["bucket"], one["tactic"][0]): one for one in blocked(tmp_path / "out")}
-    assert found.keys() == {("wide", 8, "blas"), ("narrow", 16, "upcast")}
-    assert all(re.fullmatch(r"did not return within \d+ s on rank [01]", one["reason"]) for one in found.values())
-
-
-@pytest.mark.once
-def test_a_default_that_hangs_is_named(tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path) -> None:
-    done = tune(
-        tuner, make_plan(), tmp_path, "hanging_default", "--compare", "on", "--compare-budget", "600", timeout=6
-    )
-    assert done.status == 6
-    assert re.match(
-        r"error: rank 1 made no progress at: comparing wide .*, in Cpu\w+ tactic -1 of cpu_mm at 1 tokens \(wide\)",
-        error_line(done),
-    )
-    assert "starting the ranks again" not in done.stderr
-    assert "in _hang" in done.stderr
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [("crashing_default", "tactic -1 of cpu_mm"), ("every_tactic_crashes", "(5 of 5 times at most)")],
-)
-def test_it_ends_in_the_end(
-    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, fault: str, said: str
-) -> None:
-    compare = "on" if fault == "crashing_default" else "off"  # tuning itself never runs the default
-    done = tune(tuner, make_plan(), tmp_path, fault, "--compare", compare, "--compare-budget", "600")
-    assert done.status == 6
-    assert error_line(done).startswith("error: a tactic ended its rank: Cpu")
-    assert said in done.stderr
-    assert [path.name for path in (tmp_path / "out").rglob("*")] == ["ranks.log"]
-
-
-@pytest.mark.once
 def test_a_gpu_that_has_no_memory_left_is_not_taken_for_lost(tuner: Tuner) -> None:
-    words = [tuner.python, str(Path(__file__).with_name("lost_sample.py"))]
-    done = subprocess.run(words, env=tuner.environment(), capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == ["", "", "RuntimeError: planted", "", "DeviceLost: RuntimeError: planted"]
+    found = ["", "", "RuntimeError: planted", "", "DeviceLost: RuntimeError: planted"]
+    assert sample(tuner, "lost_sample.py") == found

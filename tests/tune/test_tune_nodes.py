@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tune_harness import Tuner, error_line, read_manifest, write_plan
+from tune_harness import Tuner, read_manifest, write_plan
 
 from pipeline.cache.store import check_root
 
@@ -132,21 +132,3 @@ def test_a_host_that_disappears_is_named_and_nothing_is_saved(
     assert time.monotonic() - began < 60, "about the timeout and its margin"
     for host in hosts:
         assert not list(host.out.rglob("*.json"))
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--nnodes", "2"), "names no place"),
-        (("--nnodes", "2", "--rdzv-endpoint", "host"), "names no place"),
-        (("--nnodes", "2", "--node-rank", "2", "--rdzv-endpoint", "h:1"), "--node-rank 2 of --nnodes 2"),
-        (("--nnodes", "0"), "--nnodes 0"),
-        (("--nnodes", "3", "--rdzv-endpoint", "h:1"), "2 ranks cannot be shared out over 3 nodes"),
-    ],
-)
-def test_nodes_that_do_not_fit_are_refused(
-    words: tuple[str, ...], said: str, tuner: Tuner, make_plan: Any, tmp_path: Path
-) -> None:
-    done = tuner.run("pipeline.tune", write_plan(make_plan(), tmp_path / "plan.json"), tmp_path / "out", *words)
-    assert done.status == 2, done.stderr
-    assert said in error_line(done)

@@ -14,7 +14,7 @@ from pipeline.contract.manifest import Manifest
 from pipeline.contract.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
-FAULTS = Path(__file__).parent / "faults"
+HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,12 @@ class Tuner:
 
     def environment(self, fault: str = "", rank: object = 1, *, warm: bool = False) -> Mapping[str, str]:
         warm = warm and bool(self.shim)
-        path = [str(FAULTS)] * (bool(fault) or warm) + [self.path] * bool(self.path) + [str(ROOT)]
+        path = [self.path] * bool(self.path) + [str(ROOT), str(HERE)]
         return {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": os.pathsep.join(path),
             "FLASHINFER_WORKSPACE_BASE": str(self.workspace),
+            **({"PIPELINE_TUNE_TEST_HOOKS": str(HERE / "faults.py")} if fault or warm else {}),
             "PIPELINE_TEST_FAULT": fault,
             "PIPELINE_TEST_RANK": str(rank),
             **({"PIPELINE_TEST_WARM": self.shim} if warm else {}),

@@ -3,8 +3,8 @@
     python warm.py serve SOCKET          imports once, then forks a process for each request
     SHIM -u -m MODULE …                  a stand-in for the interpreter, made by `write_shim`: asks the server
 
-Importing is most of what a rank of a small plan does. Everything else stays as it is: torchrun starts the ranks, the
-supervisor watches them, and a forked process gets the environment, arguments and streams of the process that asked.
+Importing is most of what a rank of a small plan does. Everything else stays as it is: the supervisor starts and watches
+the ranks, and a forked process gets the environment, arguments and streams of the process that asked.
 The one that asked ends as the forked one ends, and when it is ended, so is the other.
 """
 
@@ -43,7 +43,8 @@ def ask(path, argv):
 
 
 def serve(path):
-    import torch.distributed.run  # noqa: F401
+    import flashinfer.autotuner  # noqa: F401
+    import torch.distributed  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -95,11 +96,10 @@ def _become(request, streams):
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["env"])
-        sys.executable = request["env"]["PIPELINE_TEST_WARM"]
+        os.environ["PIPELINE_TUNE_STARTER"] = str(os.getppid())
         sys.path[:0] = [p for p in request["env"]["PYTHONPATH"].split(os.pathsep) if p not in sys.path]
         words = request["argv"][request["argv"].index("-m") + 1 :]
         sys.argv = words
-        runpy.run_path(__file__.removesuffix("warm.py") + "faults/sitecustomize.py")
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         status = 0
     except SystemExit as end:

@@ -13,7 +13,7 @@ import pytest
 from pipeline.contract.key import Key
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 from pipeline.contract.scratch import scratch
-from pipeline.tune import save
+from pipeline.tune.publish import publish
 
 MAKER = """
 import sys
@@ -76,7 +76,7 @@ def test_a_result_takes_away_what_a_killed_tune_left_and_puts_its_earlier_key_ba
         (parent / left).mkdir(parents=True)
         (parent / left / "of old").touch()
     for _ in range(2):  # for the first time, and in an earlier one's place
-        assert save.publish(tmp_path / "out", key, file, found) == place
+        assert publish(tmp_path / "out", key, file, found) == place
         assert sorted(path.name for path in parent.iterdir()) == sorted([other.name, key.hash])
         assert sorted(path.name for path in place.iterdir()) == sorted([CACHE_FILE, MANIFEST_FILE])
         assert (other / "of old").exists()

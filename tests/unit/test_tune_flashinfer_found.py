@@ -11,7 +11,7 @@ import pytest
 from pipeline.contract.errors import PipelineError
 from pipeline.tune import flashinfer_api
 from pipeline.tune.flashinfer_api import FlashInferMissing, FlashInferMoved
-from pipeline.tune.strategy import FlashInferOfNoVersion, FlashInferTooOld
+from pipeline.tune.strategies import FlashInferOfNoVersion, FlashInferTooOld
 
 GOOD = '__version__ = "0.6.16.post3"'
 

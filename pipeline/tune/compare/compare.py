@@ -18,8 +18,8 @@ import torch
 from pipeline.contract.digest import canonical_json
 from pipeline.contract.plan import OpPlan
 from pipeline.tune import flashinfer_api
-from pipeline.tune.attempt import Attempt, identity
 from pipeline.tune.guard import OUT_OF_MEMORY
+from pipeline.tune.steps import Attempt, identity
 from pipeline.tune.tuner import Question
 
 from . import clock, decide, timing

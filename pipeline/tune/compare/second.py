@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline import run
 from pipeline.tune import hooks
-from pipeline.tune.tied import starter, tie
+from pipeline.tune.processes import die_with_parent, starter
 
 from .decide import Key
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import torch
 
     from pipeline.contract.plan import OpPlan, Plan
+    from pipeline.tune.collectives import Ranks
     from pipeline.tune.ops import Case
-    from pipeline.tune.ranks import Ranks
     from pipeline.tune.tuner import ObservedTuner, Question
 
     from .timing import Answer
@@ -152,14 +152,14 @@ _state: tuple[Plan, torch.device, ObservedTuner] | None = None
 def _set_up(place: str, device: str) -> None:
     """Set up as a rank does, without meeting anyone."""
     global _state  # noqa: PLW0603 - what a process of a pool keeps between two calls
-    tie()  # a rank that is killed takes us along
+    die_with_parent()  # a rank that is killed takes us along
     os.dup2(2, 1)  # what a library prints is no data
-    hooks.at("worker_start")
+    hooks.at("started")
     import torch
 
     from pipeline.tune import flashinfer_api
+    from pipeline.tune.arguments import read_plan
     from pipeline.tune.cpu_shim import CPU_KNOBS
-    from pipeline.tune.planfile import read_plan
     from pipeline.tune.tuner import ObservedTuner
 
     on = torch.device(device)
@@ -178,8 +178,8 @@ def time_here(asked: Sequence[Entry], rounds: int) -> list[Answer]:
     import torch
 
     from pipeline.tune import flashinfer_api
+    from pipeline.tune.failures import DeviceLost
     from pipeline.tune.ops import spec_of
-    from pipeline.tune.rank import DeviceLost
 
     from .timing import Asked, Candidate, time_entries
 

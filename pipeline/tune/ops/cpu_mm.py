@@ -8,7 +8,7 @@ A tactic is `(path, layout, rows, columns, threads)`:
              oneDNN, `upcast` converted to float32 and back
     layout   memory format of the weight: `nk` as given, `kn` a transposed copy that is made once per weight
     rows, columns   tile sizes of the output; 0 is the whole side
-    threads  OpenMP threads for this tactic, set and put back around it (torchrun starts every rank with one)
+    threads  OpenMP threads for this tactic, set and put back around it (a rank starts with one)
 
 Whole products and tiled ones are two runners, so that the choice of a runner is exercised too.
 """
@@ -24,7 +24,7 @@ import torch
 
 from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import OpPlan
-from pipeline.tune import flashinfer_api
+from pipeline.tune import flashinfer_api, hooks
 
 from . import OpSpec
 from .reference import dtype_of, matmul_excess, nan, normal, seed_for
@@ -111,6 +111,8 @@ class CpuRunner(_at.TunableRunner):  # type: ignore[misc, name-defined]
             torch.mm(a, b.T, out=out)
         else:
             _run(tuple(tactic), self.weight_cache, a, b, out)
+        if not do_preparation:
+            hooks.at("cpu_mm", tactic, a, b, out)
         return out
 
 

@@ -1,7 +1,7 @@
 """How the work of a plan is shared among the ranks, and which way this FlashInfer allows. No torch here.
 
 synchronized  every rank measures everything, FlashInfer averages each tactic's time over the ranks
-leader        the first rank that holds an op measures it, the others take its result
+leader        the first rank that has an op measures it, the others use its result
 independent   every rank measures everything alone; of use only where all choose alike
 sharded       op by bucket is dealt out, each rank measures its share, all results are joined
 """
@@ -23,7 +23,7 @@ STRATEGIES = (SYNCHRONIZED, LEADER, INDEPENDENT, SHARDED)
 
 
 class StrategyRefused(UsageError):
-    """The strategy that was asked for cannot be had here."""
+    """This FlashInfer does not allow the strategy that was asked for."""
 
 
 class FlashInferOfNoVersion(UsageError):
@@ -42,7 +42,7 @@ class Strategy:
     reason: str
 
     @property
-    def in_step(self) -> bool:
+    def together(self) -> bool:
         """Whether the ranks measure each tactic together."""
         return self.name == SYNCHRONIZED
 
@@ -77,20 +77,37 @@ def choose(asked: str, plan: Plan, world: int, *, version: str, process_group: b
     name = asked or (SYNCHRONIZED if process_group else SHARDED)
     what = {
         SYNCHRONIZED: f"{world} ranks averaged the time of every tactic over a gloo group and chose alike",
-        LEADER: "the first rank that holds an op tuned it, the others took its result",
+        LEADER: "the first rank that has an op tuned it, the others used its result",
         INDEPENDENT: f"{world} ranks tuned alone and chose alike, which was checked entry by entry",
         SHARDED: f"each op and bucket was tuned by one of {world} ranks, the results were joined",
     }[name]
     return Strategy(name, f"asked for: {what}" if asked else f"{has}: {what}")
 
 
+def holders(plan: Plan, world: int) -> list[tuple[int, ...]]:
+    """For each op of the plan the ranks that have it, ascending."""
+    return [tuple(sorted(op.ranks)) or tuple(range(world)) for op in plan.ops]
+
+
+def share(name: str, plan: Plan, known: Sequence[Mapping[int, Sequence[int]]], rank: int) -> dict[int, tuple[int, ...]]:
+    """What one rank measures alone, by index of the op; `known` says what each rank knows to be tuned.
+
+    What is to be tuned of an op is known to its holders only, and all ranks must deal from one list.
+    """
+    owners = holders(plan, len(known))
+    if name == SHARDED:
+        return deal(plan, {i: buckets for one in known for i, buckets in one.items()}, owners).get(rank, {})
+    mine = {i: tuple(buckets) for i, buckets in known[rank].items() if buckets}
+    return {i: buckets for i, buckets in mine.items() if name != LEADER or owners[i][0] == rank}
+
+
 def deal(
     plan: Plan, work: Mapping[int, Sequence[int]], holders: Sequence[Sequence[int]]
 ) -> dict[int, dict[int, tuple[int, ...]]]:
-    """Deal the buckets to tune (`work`, by index of the op) out over the ranks that hold each op.
+    """Deal the buckets to tune (`work`, by index of the op) out over the ranks that have each op.
 
     Returns for each rank its buckets by op. The dearest piece goes first, each to the rank with the least so far;
-    what has one key lands on one rank. The same on every rank, since it reads nothing but its arguments.
+    what has one key goes to one rank. The same on every rank, since it reads nothing but its arguments.
     """
     groups: dict[bytes, list[tuple[int, int]]] = {}
     for index, buckets in work.items():

@@ -13,25 +13,27 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from . import hooks
 from .agreement import agree
-from .rank import CollectiveFailed
+from .failures import CollectiveFailed
 from .steps import Steps
 
-# Bound for a rank to start and import torch and FlashInfer on a busy machine, in seconds.
+# For a rank to start and import torch and FlashInfer on a busy machine, in seconds.
 START_SECONDS = 180.0
-_ANSWER_SECONDS = 5.0  # less than the supervisor grants beyond the timeout
-# A rank that has nothing left to do waits for those that still tune. The watchdog bounds that by their progress,
-# not by a clock of the waiting rank.
+_ANSWER_SECONDS = 5.0  # less than the supervisor waits beyond the timeout
+# A rank that has nothing left to do waits for those that still tune. What limits that is their progress, which the
+# watchdog sees, not a clock of the waiting rank.
 _PATIENCE = datetime.timedelta(days=2)
 
 
 @dataclass
 class Ranks:
-    """This rank among the others. `everyone` waits patiently; `group` is for ops that all ranks hold."""
+    """This rank among the others. `everyone` waits for days; the groups of `groups` for `--timeout` seconds."""
 
     rank: int
     world: int
@@ -42,7 +44,7 @@ class Ranks:
     hosts: tuple[str, ...] = ()  # names by rank, once the ranks have told them
 
     def group(self, holders: Sequence[int]) -> Any:  # noqa: ANN401 - a ProcessGroup
-        """The gloo group, with the bounded timeout, of the ranks that hold an op."""
+        """The gloo group of the ranks that hold an op."""
         return self.groups[tuple(holders)]
 
     def gather(self, value: Any, group: Any = None) -> list[Any]:  # noqa: ANN401 - anything that pickles
@@ -66,7 +68,7 @@ class Ranks:
 
     def contract(self, said: Mapping[str, Any], when: str, group: Any = None) -> None:  # noqa: ANN401
         """Gather what each rank says and raise `RanksDiffer` on every rank when a field differs."""
-        agree(self.gather(dict(said), group), when)
+        agree(self.gather(hooks.changed("contract", dict(said), when), group), when)
 
     @contextlib.contextmanager
     def watched_reductions(self) -> Iterator[None]:
@@ -129,12 +131,23 @@ class Ranks:
         return f"rank {one}{where} does not answer: its host is gone, cannot be reached, or it stands still there"
 
 
-def join(rank: int, world: int, timeout: float, steps: Steps, subsets: Sequence[Sequence[int]]) -> Ranks:
-    """Meet the other ranks over gloo and make a group, bounded by `timeout` seconds, for each set of holders."""
+def join(place: Path, endpoint: str, timeout: float, steps: Steps, subsets: Sequence[Sequence[int]]) -> Ranks:
+    """Meet the other ranks over gloo and make a group, with a timeout of `timeout` seconds, for each set of holders.
+
+    Several nodes meet at `endpoint` (`host:port` of node 0); where there is one node alone (empty), its ranks meet in a
+    file of the run's directory `place`, so that no port has to be found.
+    """
     steps.say("meeting the other ranks")
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    seconds = datetime.timedelta(seconds=max(START_SECONDS, timeout))
     try:
         with steps.waiting():
-            dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=max(START_SECONDS, timeout)))
+            if endpoint:
+                host, _, port = endpoint.rpartition(":")
+                store = dist.TCPStore(host.strip("[]"), int(port), world, is_master=rank == 0, timeout=seconds)
+            else:
+                store = dist.FileStore(str(place / "meeting"), world)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=seconds)
             everyone = dist.new_group(list(range(world)), timeout=_PATIENCE, backend="gloo")
             groups = {
                 subset: dist.new_group(list(subset), timeout=datetime.timedelta(seconds=timeout), backend="gloo")
@@ -143,8 +156,3 @@ def join(rank: int, world: int, timeout: float, steps: Steps, subsets: Sequence[
     except Exception as error:
         raise CollectiveFailed(f"the ranks could not meet: {error}") from error
     return Ranks(rank, world, timeout, steps, everyone, groups)
-
-
-def leave() -> None:
-    """Give the groups up."""
-    dist.destroy_process_group()

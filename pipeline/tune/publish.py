@@ -1,26 +1,29 @@
-"""Writing the tuned directory: FlashInfer's file as FlashInfer saves it, and the manifest beside it, whole.
+"""Putting the result in place, whole: FlashInfer's file as FlashInfer saves it, and the manifest beside it.
 
-OUT/<flashinfer-version>/<arch>/<hash>/
-    autotune_configs.json     0644
-    manifest.json             0644
-    engine/…                  0644, for a key that an engine made
+    OUT/<flashinfer-version>/<arch>/<hash>/autotune_configs.json, manifest.json     0644
+
+The supervisor does it once every rank has ended well: a rank that ended badly after the last meeting would leave a
+cache where all are told that none was saved. Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import UsageError
 from pipeline.contract.files import alone, write_json
 from pipeline.contract.key import Key
-from pipeline.contract.manifest import FileFacts, Manifest
+from pipeline.contract.manifest import Manifest
 from pipeline.contract.places import CACHE_FILE, FAILURE_FILE, MANIFEST_FILE
 from pipeline.contract.scratch import scratch
+
+from .checkpoint import forget
+from .failures import NO_ROOM
+from .steps import result_path, saved_path, terms_path
 
 _TRIES = 5
 _MAKING = ".making-"  # what the folders are called in which a key is made
@@ -57,16 +60,30 @@ def open_out(place: Path) -> None:
         ) from error
 
 
-def file_facts(path: Path) -> FileFacts:
-    """Size and sha256 of a file."""
-    return FileFacts(path.stat().st_size, sha256_file(path))
+def finish(out: Path, work: Path, state: Path | None) -> dict[str, object]:
+    """Publish below `out` what the ranks left in `work`, and remove what `state` kept of it; return what is told.
+
+    Raises `OutUnusable`.
+    """
+    saved = saved_path(work)
+    manifest = Manifest.from_json(json.loads(saved.with_name(MANIFEST_FILE).read_bytes()))
+    try:
+        place = publish(out, Key.parse(manifest.key), saved, manifest)
+    except OSError as error:
+        kept = "; --state keeps what was tuned" if state is not None else ""
+        todo = "free room there" if error.errno in NO_ROOM else "move what is in the way, or name another directory"
+        raise OutUnusable(
+            f"{error.filename or out} cannot be written to: {error.strerror}", hint=f"nothing was saved{kept}; {todo}"
+        ) from error
+    forget(state, json.loads(terms_path(work).read_bytes()))
+    told: dict[str, object] = json.loads(result_path(work, 0).read_bytes())
+    return {"key": told.pop("key"), "path": str(place), **told}
 
 
-def publish(out: Path, key: Key, cache_file: Path, manifest: Manifest, more: Mapping[str, Path] | None = None) -> Path:
-    """Put all files in place with one rename, readable by anyone; an earlier directory of the key is replaced.
+def publish(out: Path, key: Key, cache_file: Path, manifest: Manifest) -> Path:
+    """Put both files in place with one rename, readable by anyone; an earlier directory of the key is replaced.
 
-    `more` maps names below the key's directory to files. FlashInfer saves with mode 0600, which another user in a
-    container could not read.
+    FlashInfer saves with mode 0600, which another user in a container could not read.
     """
     parent = out / key.flashinfer_version / key.arch
     parent.mkdir(parents=True, exist_ok=True)
@@ -76,17 +93,16 @@ def publish(out: Path, key: Key, cache_file: Path, manifest: Manifest, more: Map
     with scratch(parent, _MAKING, _put_back) as work:
         made = work / _NEW
         made.mkdir(mode=0o755)
-        for name, source in {CACHE_FILE: cache_file, **(more or {})}.items():
-            (made / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, made / name)
-            (made / name).chmod(0o644)
-        for folder in made.rglob("*"):
-            if folder.is_dir():
-                folder.chmod(0o755)
-        write_json(made / MANIFEST_FILE, manifest.to_json())
         made.chmod(0o755)
-        _sync(made / CACHE_FILE)
-        _sync(made)
+        shutil.copyfile(cache_file, made / CACHE_FILE)
+        (made / CACHE_FILE).chmod(0o644)
+        write_json(made / MANIFEST_FILE, manifest.to_json())
+        for path in (made / CACHE_FILE, made):
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
         put_in_place(made, parent / key.hash)
     return parent / key.hash
 
@@ -104,11 +120,3 @@ def _put_back(left: Path) -> None:
     for one in left.iterdir():
         if one.name != _NEW and not (left.parent / one.name).exists():
             one.rename(left.parent / one.name)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
