@@ -91,7 +91,8 @@ class Live:
 
         class At(ProgressColumn):
             def render(self, task: Task) -> Text:
-                return Text(told(task.description, task.completed, task.total, task.fields), overflow="ellipsis")
+                said = told(task.description, task.completed, task.total, task.fields)
+                return Text(said, no_wrap=True, overflow="ellipsis")
 
         console = Console(stderr=True, highlight=False)
         self._shown = Progress(

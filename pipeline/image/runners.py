@@ -117,7 +117,7 @@ def repeat(line: str) -> None:
     if plain and not plain.startswith("{"):
         log.note(f"│ {plain}")
         op = _OP.match(plain)
-        log.progress(plain.strip(), *((int(op[1]) - 1, int(op[2])) if op else ()))
+        log.progress(plain[op.end() :] if op else plain.strip(), *((int(op[1]) - 1, int(op[2])) if op else ()))
 
 
 @dataclass(frozen=True)
