@@ -33,14 +33,13 @@ def execute_up(arguments: argparse.Namespace) -> int:
 def configure_status(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `daemon status`."""
     parser.add_argument("--json", action="store_true", help="as JSON on stdout")
-    parser.add_argument("--size", action="store_true", help="measure what the private engine takes on disk")
 
 
 def execute_status(arguments: argparse.Namespace) -> int:
     """Describe the Docker Engine that answers, and the private one; exit 4 when none answers."""
     from pipeline import daemon
 
-    found = daemon.status(count=arguments.size)
+    found = daemon.status()
     print(json.dumps(asdict(found), indent=2) if arguments.json else "\n".join(_lines(found)))
     return int(Exit.OK if found.engine else Exit.NO_DOCKER)
 
@@ -83,9 +82,8 @@ def _lines(found: Status) -> list[str]:
             f"store    {engine.store} ({engine.storage_driver})" + (", rootless" if engine.rootless else ""),
             f"devices  {devices}; default runtime {engine.default_runtime}",
         ]
-    size = "" if found.bytes is None else f", {found.bytes / 1e9:.1f} GB"
     lines += [
-        f"private  {'running' if found.running else 'not running'}, {found.store} store{size}",
+        f"private  {'running' if found.running else 'not running'}, {found.store} store",
         f"         data {found.root}",
         f"         log {found.log}",
     ]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
-from pathlib import Path
 
 from pipeline import log
 from pipeline.contract.errors import DockerError
 from pipeline.run import ProcessFailed, ProgramMissing, run
 
-from .client import Engine, config_folder
+from .client import Engine
 
 Version = tuple[int, int, int]
 
@@ -56,31 +53,12 @@ def version() -> Version:
     return found
 
 
-def check_builder() -> None:
-    """Refuse a BUILDX_BUILDER that is not the engine's own BuildKit; note a current builder that is not used.
+def note_other_builder() -> None:
+    """Say that a builder which BUILDX_BUILDER names is not used.
 
-    Images are warmed up and verified in the engine, on its GPUs; a builder of the drivers `kubernetes`, `remote` or
+    Images are warmed up and verified in the engine, on its GPUs: a builder of the drivers `kubernetes`, `remote` or
     `docker-container` has neither the engine's images nor its devices.
     """
-    folder = Path(os.environ.get("BUILDX_CONFIG") or config_folder() / "buildx")
     asked = os.environ.get("BUILDX_BUILDER", "")
-    name = asked or str(_fields(folder / "current").get("Name") or "")
-    # An engine's own builder has no file among the instances.
-    driver = str(_fields(folder / "instances" / Path(name).name).get("Driver") or "docker") if name else "docker"
-    if driver == "docker":
-        return
-    if asked:
-        raise DockerError(
-            f"BUILDX_BUILDER names {asked}, a builder of the {driver} driver, which is not supported: images are "
-            "warmed up in the Docker Engine that builds them",
-            hint="unset BUILDX_BUILDER; name a remote engine with DOCKER_HOST=ssh://… or a docker context",
-        )
-    log.note(f"the current buildx builder {name} ({driver} driver) is not used: images are built by the Docker Engine")
-
-
-def _fields(path: Path) -> dict[str, object]:
-    with contextlib.suppress(OSError, ValueError):
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(value, dict):
-            return value
-    return {}
+    if asked not in ("", "default"):
+        log.note(f"BUILDX_BUILDER={asked} is not used: images are built by the Docker Engine that runs them")

@@ -16,11 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from pipeline.contract.errors import DockerError, PipelineError
 from pipeline.run import run
 
-from . import private, ssh
+from . import private
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -29,6 +30,8 @@ DEFAULT_SOCKET = Path("/var/run/docker.sock")
 OLDEST = 23  # the first major version whose built-in Dockerfile frontend takes named contexts
 _FIND_TIMEOUT = 15  # s, per request
 _TIMEOUT = 60  # s, per request; streams and waits set their own
+_SSH_CONNECT = 15  # s, for connection, banner and key exchange
+_SSH_TIMEOUT = 45.0  # s, for all of it: logging in may be slow
 _ANY_API = "1.44"  # only until the engine has named its own: the SDK asks before certificates can be set up
 _GO_NAMES = {"x86_64": "amd64", "aarch64": "arm64"}  # /info has uname's names, images have Go's
 
@@ -257,11 +260,29 @@ def _forbidden(path: str, source: str) -> DockerError:
 def _reach(host: str) -> None:
     """Raise OSError, in bounded time and with the reason, when nobody listens at a `unix` or `ssh` address."""
     if host.startswith("ssh://"):
-        ssh.check(host)
+        check_ssh(host)
     elif host.startswith("unix:///"):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(5.0)
             connection.connect(host.removeprefix("unix://"))
+
+
+def check_ssh(host: str, *, timeout: float = _SSH_TIMEOUT) -> None:
+    """Connect to `ssh://[user@]host[:port]` once and hang up; raise OSError with what ssh, or docker there, says.
+
+    The docker SDK runs the same command without a timeout and reports a failure as a broken pipe.
+    """
+    where = urlsplit(host)
+    command = ["ssh", "-o", f"ConnectTimeout={_SSH_CONNECT}"]
+    command += ["-l", where.username] if where.username else []
+    command += ["-p", str(where.port)] if where.port else []
+    # netloc keeps upper case, which `hostname` does not: names in ssh's configuration are case-sensitive.
+    name = where.netloc.rpartition("@")[2].partition(":")[0]
+    try:
+        run([*command, "--", name, "docker system dial-stdio"], timeout=timeout)
+    except PipelineError as error:
+        said = [line.strip() for line in error.details if line.strip()]
+        raise OSError(said[-1][:300] if said else error.message) from error
 
 
 def _served(path: Path) -> bool:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pipeline import log
 from pipeline.contract.errors import DockerError
-from pipeline.run import run
 
 from . import buildx, debian, private
 from .client import OLDEST, Engine, NoEngine, find
@@ -23,8 +22,7 @@ _LOCK = "the private engine"
 class Status:
     """The engine that would be used, None when none answers, and the state of the private engine.
 
-    `remedy` says what to do when none answers. `bytes` is what the private engine takes on disk, None when it was not
-    counted; `packages` are those that `remove` would remove.
+    `remedy` says what to do when none answers; `packages` are those that `remove` would remove.
     """
 
     engine: Engine | None
@@ -33,7 +31,6 @@ class Status:
     store: str
     root: str
     log: str
-    bytes: int | None
     packages: tuple[str, ...]
 
 
@@ -43,7 +40,7 @@ def ensure(store: str | None = None) -> Engine:
     `store` (`classic` or `containerd`) is that of an engine that must be started; None means as at its last start, at
     first classic. An engine that answers is used with the store that it has. Raises `DockerError`.
     """
-    buildx.check_builder()
+    buildx.note_other_builder()
     engine = find() or _start(store)
     version = _buildx(engine)
     log.note(
@@ -100,13 +97,9 @@ def remove(*, data: bool = False) -> tuple[str, ...]:
     return tuple(done)
 
 
-def status(*, count: bool = False) -> Status:
-    """Look without changing anything; `count` measures what the private engine takes on disk."""
+def status() -> Status:
+    """Look without changing anything."""
     at = private.places()
-    size = None
-    if count and at.root.is_dir():
-        said = run(["du", "--summarize", "--one-file-system", "--block-size=1", str(at.root)], capture=True).stdout
-        size = int(said.split()[0])
     engine = find()
     return Status(
         engine=engine,
@@ -115,7 +108,6 @@ def status(*, count: bool = False) -> Status:
         store=private.store(at),
         root=str(at.root),
         log=str(at.log),
-        bytes=size,
         packages=debian.recorded(),
     )
 

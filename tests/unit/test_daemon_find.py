@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import ssl
+import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
@@ -19,7 +22,7 @@ import pytest
 from pipeline import daemon
 from pipeline.__main__ import main
 from pipeline.contract.errors import DockerError
-from pipeline.daemon import Engine, Tls, buildx, client, engine_from, manage, ssh
+from pipeline.daemon import Engine, Tls, buildx, client, engine_from, manage
 
 INFO: dict[str, Any] = {
     "ServerVersion": "26.1.5+dfsg1", "OSType": "linux", "Architecture": "x86_64", "Driver": "overlay2",
@@ -29,30 +32,35 @@ INFO: dict[str, Any] = {
 CONTAINERD = [["driver-type", "io.containerd.snapshotter.v1"]]
 
 
+def answering(info: Any, components: list[dict[str, str]]) -> type[BaseHTTPRequestHandler]:
+    """A tiny engine: answers /_ping, /version and /info, with any API version before."""
+    answers = {"version": {"ApiVersion": "1.45", "Components": components}, "info": info}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(answers.get(self.path.rpartition("/")[2], {})).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def address_string(self) -> str:
+            return "client"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return Handler
+
+
 class Server(ThreadingMixIn, UnixStreamServer):
-    """A tiny engine on a socket: answers /version and /info, with any API version before."""
+    """A tiny engine on a socket."""
 
     daemon_threads = True
 
     def __init__(self, path: Path, info: Any, components: list[dict[str, str]]) -> None:
-        answers = {"version": {"ApiVersion": "1.45", "Components": components}, "info": info}
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = json.dumps(answers.get(self.path.rpartition("/")[2], {})).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def address_string(self) -> str:
-                return "client"
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        super().__init__(str(path), Handler)
+        super().__init__(str(path), answering(info, components))
         self.host = f"unix://{path}"
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -200,6 +208,37 @@ def test_certificates_come_from_the_context_or_the_environment(folder: Path, mon
     assert (none, unverified, verified) == (None, Tls(str(folder / "config"), verify=False), Tls("/certs"))
 
 
+def test_an_engine_behind_tls_is_reached_with_its_own_certificates_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+         "-subj", "/CN=engine", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    shutil.copy(cert, folder / "ca.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    context.load_verify_locations(cert)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with ThreadingHTTPServer(("127.0.0.1", 0), answering(INFO, [])) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
+        monkeypatch.setenv("DOCKER_CERT_PATH", str(folder))
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/etc/ssl/certs/ca-certificates.crt")
+        found = daemon.find()
+        assert found is not None and (found.version, found.local) == (INFO["ServerVersion"], False)
+        with closing(daemon.connect(found)) as connected:
+            assert connected.ping() is not None
+        monkeypatch.setenv("DOCKER_CERT_PATH", str(folder / "none"))
+        with pytest.raises(DockerError, match="no Docker Engine answers at tcp://127"):
+            daemon.find()
+        server.shutdown()
+
+
 def test_the_environment_of_a_cli_names_this_engine_and_no_other() -> None:
     plain = engine_from("tcp://box:2375", "DOCKER_HOST", INFO)
     unset = {"DOCKER_CONTEXT": "", "DOCKER_TLS_VERIFY": "", "DOCKER_TLS": ""}
@@ -270,7 +309,7 @@ def test_a_host_behind_ssh_that_cannot_be_reached_is_reported_in_ssh_s_words_in_
     assert asked == "-o ConnectTimeout=15 -l me -p 2222 -- Box docker system dial-stdio\n"
     program("ssh", "exec sleep 600")
     with pytest.raises(OSError, match="ended after 0 s without finishing"):
-        ssh.check("ssh://box", timeout=0.3)
+        client.check_ssh("ssh://box", timeout=0.3)
 
 
 def test_status_is_data_and_ends_with_4_without_an_engine(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
@@ -353,25 +392,18 @@ def test_buildx_missing_beside_an_answering_engine_is_installed_by_root_on_debia
     assert len(installed) == 1
 
 
-@pytest.mark.parametrize("driver", ["kubernetes", "remote", "docker-container"])
-def test_a_builder_that_is_not_the_engine_s_own_is_refused_by_name_and_noted_when_current(
-    driver: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_another_builder_is_not_used_and_a_note_says_so(
+    serve: Serve,
+    program: Callable[[str, str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Files as buildx 0.13.1 writes them."""
-    instances = folder / "config" / "buildx" / "instances"
-    instances.mkdir(parents=True)
-    (instances / "farm").write_text(json.dumps({"Name": "farm", "Driver": driver, "Nodes": []}))
-    monkeypatch.delenv("BUILDX_CONFIG", raising=False)
-    monkeypatch.setenv("BUILDX_BUILDER", "farm")
-    with pytest.raises(DockerError, match=f"names farm, a builder of the {driver} driver"):
-        daemon.ensure()
-    for harmless in ("default", "nosuch", ""):
-        monkeypatch.setenv("BUILDX_BUILDER", harmless)
-        buildx.check_builder()
-    assert capsys.readouterr().err == ""
-    (instances.parent / "current").write_text('{"Key":"unix:///var/run/docker.sock","Name":"farm","Global":false}')
-    buildx.check_builder()
-    assert f"buildx builder farm ({driver} driver) is not used" in capsys.readouterr().err
+    serve()
+    program("docker", "echo github.com/docker/buildx v0.29.1 abc")
+    for name, said in (("farm", True), ("default", False), ("", False)):
+        monkeypatch.setenv("BUILDX_BUILDER", name)
+        assert buildx.environment(daemon.ensure())["BUILDX_BUILDER"] == "default"
+        assert ("BUILDX_BUILDER=farm is not used" in capsys.readouterr().err) is said
 
 
 def test_another_store_is_refused_with_the_command_that_changes_it(
