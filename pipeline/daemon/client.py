@@ -12,6 +12,7 @@ import json
 import os
 import re
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +120,10 @@ def find() -> Engine | None:
 
 def at_address(host: str, source: str, tls: Tls | None = None) -> Engine:
     """The engine at an address; raise `DockerError` when none answers or it cannot be used."""
+    if not host.startswith("ssh://"):
+        # The SDK imports paramiko wherever it is installed, which takes longer than all else that a repeated build
+        # imports. A process talks to one engine: without ssh it does without.
+        sys.modules.setdefault("paramiko", None)  # type: ignore[arg-type]
     try:
         _reach(host)
         with contextlib.closing(_client(host, tls, _ANY_API, _FIND_TIMEOUT)) as client:

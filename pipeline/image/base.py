@@ -18,6 +18,7 @@ from pipeline.contract.scratch import scratch
 from pipeline.run import ProcessFailed, run
 
 from .containers import ContainerSpec, run_one
+from .names import split
 from .session import Session, created, drop_image
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ _PULL = "pull or load a base image yourself and give BASE_IMAGE (--base-image), 
 class Base:
     """A base image that is present in the engine. `origin` is `given`, `pulled`, `present` or `bootstrapped`.
 
-    `digest` is that of its registry, empty where it has none; `config` is its configuration.
+    `digest` is that of its registry, empty where it has none; `config` is its configuration. `pinned` is the reference
+    by digest, which the engine knows without asking the registry; empty where it has none under this name.
     """
 
     reference: str
@@ -58,6 +60,7 @@ class Base:
     origin: str
     digest: str
     config: Mapping[str, Any]
+    pinned: str = ""
 
 
 def find(client: DockerClient, reference: str, origin: str) -> Base | None:
@@ -72,8 +75,10 @@ def find(client: DockerClient, reference: str, origin: str) -> Base | None:
         if "invalid reference" in str(error):
             raise UsageError(f"{reference!r} is not an image reference", hint="such as debian:12-slim") from error
         raise
-    digests = [str(one).partition("@")[2] for one in attrs.get("RepoDigests") or ()]
-    return Base(reference, str(attrs["Id"]), origin, digests[0] if digests else "", attrs.get("Config") or {})
+    known = [str(one) for one in attrs.get("RepoDigests") or ()]
+    digest = known[0].partition("@")[2] if known else ""
+    pinned = next((one for one in known if one.partition("@")[0] == split(reference.partition("@")[0])[0]), "")
+    return Base(reference, str(attrs["Id"]), origin, digest, attrs.get("Config") or {}, pinned)
 
 
 def obtain(session: Session, *, wanted: str, default: str, suite: str) -> Base:

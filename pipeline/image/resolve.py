@@ -249,7 +249,7 @@ def _recipe(ground: _Ground, device: str) -> Recipe:
     """
     request, session, base, facts = ground.request, ground.session, ground.base, ground.facts
     if request.caches and own_labels(base.config):  # all but the caches is there already
-        return Recipe(b"ARG BASE_IMAGE\nFROM ${BASE_IMAGE} AS final\n", {}, _common(base))
+        return Recipe(b"ARG BASE_IMAGE\nFROM ${BASE_IMAGE} AS final\n", {}, _common(ground))
     if facts.complete:
         return _overlay(ground)
     if not request.install:
@@ -257,7 +257,7 @@ def _recipe(ground: _Ground, device: str) -> Recipe:
             f"{base.reference} has no torch and FlashInfer: nothing in it would use a cache",
             hint=f"`pipeline build MODEL --base-image {base.reference} --cache DIR` installs them too",
         )
-    locks, common = request.root / "requirements", _common(base)
+    locks, common = request.root / "requirements", _common(ground)
     contexts = {"code": Staging(session.home).code(ground.code)}
     if device == "cpu":
         wheels = ensure_wheelhouse(session, locks / CPU, facts)
@@ -277,18 +277,28 @@ def _recipe(ground: _Ground, device: str) -> Recipe:
     return Recipe(
         (request.root / "docker" / "Dockerfile.cuda").read_bytes(),
         {**contexts, "wheels": wheels.path, "compiler": tools.path},
-        {**common, "COMPILER_IMAGE": compiler.reference},
+        {**common, "COMPILER_IMAGE": from_name(session, compiler)},
         sha256_json([wheels.digest, tools.digest, compiler.image_id]),
     )
 
 
 def _overlay(ground: _Ground) -> Recipe:
     text = (ground.request.root / "docker" / "Dockerfile.overlay").read_bytes()
-    return Recipe(text, {"code": Staging(ground.session.home).code(ground.code)}, _common(ground.base))
+    return Recipe(text, {"code": Staging(ground.session.home).code(ground.code)}, _common(ground))
 
 
-def _common(base: bases.Base) -> dict[str, str]:
-    return {"BASE_IMAGE": base.reference, "SOURCE_DATE_EPOCH": str(FIXED_TIME)}
+def _common(ground: _Ground) -> dict[str, str]:
+    return {"BASE_IMAGE": from_name(ground.session, ground.base), "SOURCE_DATE_EPOCH": str(FIXED_TIME)}
+
+
+def from_name(session: Session, base: bases.Base) -> str:
+    """What FROM names: the digest that a registry gave, so that a name which moves on meanwhile changes nothing.
+
+    With the containerd store an image that no registry knows has a digest too, which BuildKit might ask one for: there
+    only a base that was pulled a moment ago is named by its digest.
+    """
+    surely = base.origin == "pulled" or not session.engine.containerd_store
+    return base.pinned if base.pinned and surely else base.reference
 
 
 def _refuse_drift(root: Path, versions: Versions, home: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,38 +72,27 @@ def test_on_top_of_a_serving_image_only_our_layers_are_added_and_all_of_its_own_
 
 
 @pytest.fixture(scope="module")
-def roots(pipeline: Any, serving: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two small caches of this processor: one that was tuned, and the same as another plan would have made it."""
-    done = pipeline("tune", "tiny", *SMALL, "--seed", "7", "--base-image", serving, "--json")
-    assert done.status == 0 and "tune in: stage" in done.stderr, done.stderr
-    root = Path(done.json()["root"])
-
-    def other_seed(manifest: Any) -> None:
-        manifest["plan"]["seed"] = 8
-
-    return root, changed(root, tmp_path_factory.mktemp("other"), other_seed)
-
-
-def changed(root: Path, place: Path, change: Callable[[Any], None]) -> Path:
-    """The cache of a root under the key of its changed manifest."""
-    from pipeline.contract.manifest import Manifest
-
-    (old,) = root.glob("*/*/*/manifest.json")
-    value = json.loads(old.read_text())
-    change(value)
-    value["key"] = str(Manifest.from_json(value).expected_key())
-    shutil.copytree(old.parent, place / value["key"])
-    (place / value["key"] / "manifest.json").write_text(json.dumps(value, indent=2))
-    return place
+def roots(pipeline: Any, serving: str) -> tuple[Path, Path]:
+    """Two small caches of this processor, tuned in a RUN step on the serving image."""
+    found = []
+    for buckets in ("1,2", "1,4"):
+        done = pipeline("tune", "tiny", *SMALL, "--buckets", buckets, "--base-image", serving, "--json")
+        assert done.status == 0 and "tune in: stage" in done.stderr, done.stderr
+        found.append(Path(done.json()["root"]))
+    return found[0], found[1]
 
 
 def of_another_processor(root: Path, place: Path) -> Path:
     """The same cache as another processor would have made it."""
+    from pipeline.contract.manifest import Manifest
 
-    def other_model(manifest: Any) -> None:
-        manifest["record"]["host"]["cpu"]["model"] = "Some Other Processor"
-
-    return changed(root, place, other_model)
+    (old,) = root.glob("*/*/*/manifest.json")
+    value = json.loads(old.read_text())
+    value["record"]["host"]["cpu"]["model"] = "Some Other Processor"
+    value["key"] = str(Manifest.from_json(value).expected_key())
+    shutil.copytree(old.parent, place / value["key"])
+    (place / value["key"] / "manifest.json").write_text(json.dumps(value, indent=2))
+    return place
 
 
 def test_several_caches_become_a_layer_each_and_more_are_added(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from pipeline.contract.errors import BuildError
 from pipeline.daemon import engine_from
 from pipeline.image import base
 from pipeline.image.containers import Ended
+from pipeline.image.resolve import from_name
 from pipeline.image.session import Session
 from pipeline.tune.processes import process_state
 
@@ -137,6 +139,28 @@ def test_an_old_base_that_cannot_be_renewed_is_used_and_a_warning_says_so(
     client = Engine(**{base._reference(base.BASE_NAME, "bookworm"): old})
     assert bootstrap(tmp_path, client).image_id == f"sha256:{old}"
     assert "cannot be renewed: no mirror answers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("reference", "digests", "origin", "containerd", "named"),
+    [
+        ("debian:12", ["debian@sha256:1"], "given", False, "debian@sha256:1"),
+        ("host:5000/a/b:c", ["x@sha256:1", "host:5000/a/b@sha256:1"], "present", False, "host:5000/a/b@sha256:1"),
+        ("debian:12", [], "given", False, "debian:12"),  # of this engine alone
+        ("mine:1", ["debian@sha256:1"], "given", False, "mine:1"),  # another name of a pulled one
+        ("debian:12", ["debian@sha256:1"], "given", True, "debian:12"),
+        ("debian:12", ["debian@sha256:1"], "pulled", True, "debian@sha256:1"),
+    ],
+)
+def test_a_base_that_a_registry_knows_is_built_on_by_digest(
+    reference: str, digests: list[str], origin: str, containerd: bool, named: str, tmp_path: Path
+) -> None:
+    attrs = {"Id": "sha256:0", "RepoDigests": digests, "Config": {}}
+    client: Any = SimpleNamespace(images=SimpleNamespace(get=lambda _name: SimpleNamespace(attrs=attrs)))
+    found = base.find(client, reference, origin)
+    place = a_session(tmp_path, client)
+    assert found is not None
+    assert from_name(replace(place, engine=replace(place.engine, containerd_store=containerd)), found) == named
 
 
 def test_bases_of_other_packages_have_other_names() -> None:
