@@ -138,8 +138,8 @@ class GpuTable(_Strict):
 class ServerTable(_Strict):
     """A server: the image that the cell is built on.
 
-    With `start` the server tunes in its own start where the cell has no cache, with `args` after its serve command, in
-    which `{tp}` is the cell's, and `env` set for it.
+    With `start` the server warms up in its own start, with `args` after its serve command, in which `{tp}` is the
+    cell's, and `env` set for it; the cell's cache is what `warm-up --in-place` wrote. Without it FlashInfer is tuned.
     """
 
     base_image: Name
@@ -346,7 +346,7 @@ def _cell(matrix: Matrix, table: CellTable, one: _One, home: Path, problems: lis
     if one.server:
         server = matrix.servers[one.server]
         settings |= {"base_image": server.base_image, "accept_base_versions": server.accept_base_versions}
-        if server.start is not None and not caches:
+        if server.start is not None:
             del settings["tp"]  # its arguments say it
             arguments = (server.args or "").replace("{tp}", str(one.tp))
             settings |= {"server": server.start, "server_args": arguments, "server_env": server.env or ""}
@@ -369,7 +369,7 @@ def _cell(matrix: Matrix, table: CellTable, one: _One, home: Path, problems: lis
 
 def _short(model: str) -> str:
     path = PurePosixPath(model)
-    return path.parent.name if path.name == "config.json" else path.name
+    return (path.parent.name or path.stem) if path.name == "config.json" else path.name
 
 
 def _word(model: str) -> str:

@@ -95,12 +95,12 @@ def test_a_cell_has_its_caches_verdicts_and_settings(tmp_path: Path) -> None:
     assert cells[-1].settings == {"tp": "2", "device": "cpu", "buckets": "1,8", "no_bake_jit": True}
 
 
-def test_a_server_tunes_in_its_own_start_where_there_is_no_cache(tmp_path: Path) -> None:
+def test_a_server_warms_up_in_its_own_start_here_or_in_place_elsewhere(tmp_path: Path) -> None:
     text = GOOD.replace(
         'base_image = "vllm', 'start = "vllm"\nargs = "--tensor-parallel-size {tp}"\nbase_image = "vllm'
     )
     cells = cells_of(tmp_path, text + '\n[[cells]]\nmodel = "./models/m"\ntp = 4\nserver = "vllm"\n')
-    assert "server" not in cells[0].settings, "this one is baked from caches"
+    assert cells[0].settings["server"] == "vllm" and cells[0].caches, "this one is baked from what it left elsewhere"
     made = cells[-1].settings
     assert (made["server"], made["server_args"], made["server_env"]) == ("vllm", "--tensor-parallel-size 4", "")
     assert "tp" not in made, "its arguments say it"
