@@ -19,7 +19,7 @@ from pipeline.contract.places import ENV_FILE
 
 from .buildx import Build, Built, Export, build, stat_digest
 from .contexts import Destination, Staging, stage_layer
-from .names import ENTRY, ENTRYPOINT, ENVIRONMENT, INPUTS, KEY, PREFIX, PRODUCER, own_labels
+from .names import ENTRY, ENTRYPOINT, ENVIRONMENT, INPUTS, KEY, PREFIX, PRODUCER
 from .probe import destinations
 from .producer import CacheDir, WarmUp
 from .resolve import Inputs
@@ -95,7 +95,6 @@ def bake(inputs: Inputs, warm: WarmUp, session: Session, export: Export | None =
         raise BuildError(
             f"{inputs.base.reference} became another image meanwhile ({str(now)[:19]}…)", hint="run it again"
         )
-    warm = _beside_those_of_base(warm, own_labels(inputs.base.config))
     # A cache that lies in another's directory goes with it.
     caches = [one for one in warm.caches if not any(one.path.startswith(f"{other.path}/") for other in warm.caches)]
     places = destinations(session, inputs.base, [one.path for one in caches])
@@ -117,7 +116,7 @@ def bake(inputs: Inputs, warm: WarmUp, session: Session, export: Export | None =
         return build(session, wanted if export is None else replace(wanted, tag=""))
 
 
-def _beside_those_of_base(warm: WarmUp, before: Mapping[str, str]) -> WarmUp:
+def beside_those_of_base(warm: WarmUp, before: Mapping[str, str]) -> WarmUp:
     """The warm-up with the labels of all keys, where the base has some: those first, unless they are baked anew.
 
     No variable names one file then: with several keys pipeline-run chooses.

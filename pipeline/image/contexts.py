@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.contract.digest import sha256_bytes, sha256_file, sha256_json
-from pipeline.contract.places import CODE_ROOT
 from pipeline.contract.scratch import scratch
 
 # The image's own dates are this (2020-01-01): any fixed time would do, but zip dislikes 1970.
@@ -222,6 +221,3 @@ def tree_digest(root: Path | None) -> str:
         return ""
     files = sorted(p for p in root.rglob("*") if p.is_file())
     return sha256_json({str(p.relative_to(root)): sha256_file(p) for p in files})
-
-
-CODE_PLACE = CODE_ROOT

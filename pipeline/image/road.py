@@ -11,10 +11,10 @@ from typing import Any
 from pipeline.contract.manifest import Manifest
 from pipeline.contract.verdict import Verdict
 
-from .bake import bake, manifests_of
+from .bake import bake, beside_those_of_base, manifests_of
 from .buildx import Built
 from .clean import bound
-from .names import split, tag, usual_name
+from .names import own_labels, split, tag, usual_name
 from .producer import WarmUp
 from .request import Request
 from .resolve import Inputs, device_of, resolve
@@ -129,6 +129,7 @@ def finish(request: Request, inputs: Inputs, session: Session, clock: Clock | No
             image = build(inputs)
         with clock.measure("warm up"):
             warm = warm_up(inputs, image, request, session)
+    warm = beside_those_of_base(warm, own_labels(inputs.base.config))
     with clock.measure("bake"):
         built = bake(inputs, warm, session)
     with clock.measure("verify"):

@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from real_vllm import ARGS, IMAGE, ROOT, Pipeline
+from real_vllm import ARGS, IMAGE, OWN, ROOT, Pipeline
 
 from pipeline.image.session import LABEL, RUN
 from pipeline.servers import kinds, words
@@ -75,10 +75,10 @@ def moved(client: Any, built: dict[str, Any]) -> Iterator[str]:
     container = client.containers.create(IMAGE, words, entrypoint=[], user="0:0")
     container.start()
     assert container.wait()["StatusCode"] == 0
-    container.commit("servers-test/moved", "1")
+    container.commit(f"{OWN}/moved", "1")
     container.remove()
-    yield "servers-test/moved:1"
-    client.images.remove("servers-test/moved:1", force=True)
+    yield f"{OWN}/moved:1"
+    client.images.remove(f"{OWN}/moved:1", force=True)
 
 
 def test_moved_caches_break_no_start_and_are_named(
@@ -145,7 +145,7 @@ def test_a_rank_that_dies_or_hangs_is_named(
 
 def test_two_ranks(pipeline: Pipeline) -> None:
     done = pipeline(
-        "build", "tiny", "--server", "vllm", "--image", "servers-test/tp2:1", "--server-args", TWO_RANKS,
+        "build", "tiny", "--server", "vllm", "--image", f"{OWN}/tp2:1", "--server-args", TWO_RANKS,
         "--server-env", "VLLM_CPU_OMP_THREADS_BIND=0|1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:]
@@ -159,7 +159,7 @@ def test_two_sets_of_arguments(pipeline: Pipeline) -> None:
         "--server",
         "vllm",
         "--image",
-        "servers-test/sets:1",
+        f"{OWN}/sets:1",
         "--server-args",
         f"{one} -- {two}",
         "--json",
@@ -168,12 +168,12 @@ def test_two_sets_of_arguments(pipeline: Pipeline) -> None:
     assert json.loads(done.stdout)["verdict"]["checks"]["starts"] == 4
     assert done.stderr.count("inductor: hit") == 4
     for said in (one, two):
-        assert pipeline("explain", "servers-test/sets:1", "--", *shlex.split(said)).returncode == 0
+        assert pipeline("explain", f"{OWN}/sets:1", "--", *shlex.split(said)).returncode == 0
 
 
 def test_a_cache_that_grows_is_named(pipeline: Pipeline) -> None:
     done = pipeline(
-        "build", "tiny", "--server", "vllm", "--image", "servers-test/grows:1", "--server-env", "VLLM_USE_AOT_COMPILE=1"
+        "build", "tiny", "--server", "vllm", "--image", f"{OWN}/grows:1", "--server-env", "VLLM_USE_AOT_COMPILE=1"
     )
     assert "grows with every start" in done.stderr
 
@@ -202,6 +202,6 @@ def test_a_warm_up_without_a_docker_engine_is_baked(
     finally:
         container.remove(force=True, v=True)
     folder = tmp_path / "caches"
-    done = pipeline("build", "tiny", "--server", "vllm", "--cache", str(folder), "--image", "servers-test/placed:1")
+    done = pipeline("build", "tiny", "--server", "vllm", "--cache", str(folder), "--image", f"{OWN}/placed:1")
     assert done.returncode == 0, done.stderr[-6000:]
     assert done.stderr.count("inductor: hit") == 2

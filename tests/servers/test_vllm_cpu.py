@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_vllm import ARGS, IMAGE, Pipeline
+from real_vllm import ARGS, IMAGE, OWN, Pipeline
 
 from pipeline.servers import kinds, manifest
 from pipeline.servers.containers import manifest_in
@@ -30,7 +30,7 @@ def test_the_image_lives_from_its_caches(built: dict[str, Any]) -> None:
     found = {one["kind"] for one in built["caches"]}
     assert {"inductor", "model-info", "manifest"} <= found
     assert built["environment"]["TORCHINDUCTOR_CACHE_DIR"] == f"{kinds.ROOT}/inductor"
-    told = "-v /your/model:/mnt/models:ro servers-test/tiny:1 --model /mnt/models --max-model-len 512 --max-num-seqs 8"
+    told = f"-v /your/model:/mnt/models:ro {IMAGE} --model /mnt/models --max-model-len 512 --max-num-seqs 8"
     assert told in built["said"]
     for proof in PROOFS:
         assert f"start vllm in the finished image {proof}" in built["said"]
@@ -92,11 +92,11 @@ def test_caches_of_a_host_with_another_device_are_baked_unverified(
     value = json.loads(entry.read_text())
     entry.write_text(json.dumps({**value, "inputs": value["inputs"]["inputs"]}))
     told.write_text(json.dumps({**json.loads(told.read_text()), "device": "NVIDIA H200"}))
-    words = ("build", "tiny", "--server", "vllm", "--cache", str(folder), "--image", "servers-test/h200:1", "--json")
+    words = ("build", "tiny", "--server", "vllm", "--cache", str(folder), "--image", f"{OWN}/h200:1", "--json")
     done = pipeline(*words, "--server-args", ARGS)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
-    assert outcome["image"] == "servers-test/h200:1-unverified"
+    assert outcome["image"] == f"{OWN}/h200:1-unverified"
     assert outcome["verdict"]["level"] == "static"
     assert "start vllm" not in done.stderr
     client.images.remove(outcome["image"], force=True)

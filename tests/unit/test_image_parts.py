@@ -22,7 +22,7 @@ from pipeline.contract.digest import image_identity
 from pipeline.contract.errors import BuildError, CacheRefused, DockerError, PipelineError, UsageError
 from pipeline.contract.places import CACHE_FILE, CACHE_ROOT
 from pipeline.image import clean, session, warm_up, wheels
-from pipeline.image.bake import Layer, Runs, _beside_those_of_base, finished
+from pipeline.image.bake import Layer, Runs, beside_those_of_base, finished
 from pipeline.image.buildx import Build, build, command, pin_contexts
 from pipeline.image.caches import collect
 from pipeline.image.containers import ContainerSpec, ContainerTimeout, wait
@@ -316,10 +316,10 @@ def test_keys_that_a_base_has_stay_in_the_labels_and_no_variable_names_one_of_se
 ) -> None:
     added = {**LABELS, KEY: key, f"{PREFIX}.plan": "p2", f"{PREFIX}.manifest": "m2", f"{PREFIX}.arch": "100a"}
     made = WarmUp(Path(), (), {"PIPELINE_TUNED_CACHE": "/file"}, labels=added)
-    both = _beside_those_of_base(made, LABELS)
+    both = beside_those_of_base(made, LABELS)
     assert (both.labels[KEY], both.labels[f"{PREFIX}.plan"], both.labels[f"{PREFIX}.arch"]) == (keys, plans, "90a,100a")
     assert both.environment["PIPELINE_TUNED_CACHE"] == ("" if "," in keys else "/file")
-    assert _beside_those_of_base(made, {}) == made
+    assert beside_those_of_base(made, {}) == made
 
 
 def test_a_name_of_another_image_is_not_taken() -> None:
