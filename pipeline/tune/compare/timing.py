@@ -359,16 +359,21 @@ def time_entries(device: torch.device, asked: Sequence[Asked], count: int) -> li
 def _timed(device: torch.device, asked: Sequence[Asked], count: int) -> list[Answer]:
     answers: list[Answer] = []
     benches: dict[int, Bench] = {}  # by the place of the entry
-    try:
-        buffers = RotatingBuffers(device) if on_gpu(device) else None
-        for place, one in enumerate(asked):
+    buffers = RotatingBuffers(device) if on_gpu(device) else None
+    for place, one in enumerate(asked):
+        try:
             hooks.at("make_bench", one.bucket)
             bench = CpuBench(one) if buffers is None else GpuBench(one, buffers)
-            answers.append(Answer(failed=bench.failed))
-            if 0 not in bench.failed:
-                benches[place] = bench
+        except Exception as error:  # noqa: BLE001 - an entry may fail in any way, such as for want of memory
+            survive(error)
+            answers.append(Answer(error=words(error)))
+            continue
+        answers.append(Answer(failed=bench.failed))
+        if 0 not in bench.failed:
+            benches[place] = bench
+    try:
         found = dict(zip(benches, _rounds(list(benches.values()), count), strict=True))
-    except Exception as error:  # noqa: BLE001 - an entry may fail in any way, such as for want of memory
+    except Exception as error:  # noqa: BLE001
         survive(error)
         return [Answer(error=words(error))] * len(asked)
     return [replace(answer, batches=found.get(place, ())) for place, answer in enumerate(answers)]
