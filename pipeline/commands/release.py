@@ -113,7 +113,6 @@ def _prepared(arguments: argparse.Namespace, *, sign: bool = True) -> Release:
     """The release. Everything that can be wrong with the settings is said here."""
     from pipeline.contract.errors import UsageError
     from pipeline.release import cosign, tags, verdicts
-    from pipeline.release.annotations import check_annotations
     from pipeline.release.building import cell_options
     from pipeline.release.matrix import read_matrix, single
     from pipeline.release.run import Options, Release
@@ -144,7 +143,7 @@ def _prepared(arguments: argparse.Namespace, *, sign: bool = True) -> Release:
         place=_place(arguments.registry or (matrix.registry if matrix and matrix.registry else "")),
         template=arguments.tag or (matrix.tag if matrix and matrix.tag else ""),
         floating=tuple(arguments.floating_tag or (matrix.floating if matrix and matrix.floating else ())),
-        annotations=check_annotations(matrix.annotations if matrix else {}),
+        annotations=matrix.annotations if matrix else {},
         signer=signer,
         verdicts=tuple(arguments.verdict),
         compression="zstd" if getattr(arguments, "compression", "") == "zstd" else "",

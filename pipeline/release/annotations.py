@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pipeline.contract.errors import UsageError
 from pipeline.image.names import PREFIX
-from pipeline.registry.errors import printable
 from pipeline.run import ProcessFailed, ProgramMissing, run
 
 INPUTS = f"{PREFIX}.inputs"  # the inputs digest: the same one is not built or pushed again
 GPU = f"{PREFIX}.gpu"  # as a tag shows it
 _OCI = "org.opencontainers.image"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
-
-
-def check_annotations(own: Mapping[str, str]) -> dict[str, str]:
-    """The user's annotations; raise `UsageError` on reserved names, and on what cannot be one."""
-    wrong = [f"{name} is set by the release itself" for name in own if name.startswith(PREFIX)]
-    wrong += [f"{printable(name, 60)} is not a name of an annotation" for name in own if not _NAME.fullmatch(name)]
-    wrong += [
-        f"{printable(name, 60)} has control characters in its value" for name in own if not own[name].isprintable()
-    ]
-    if wrong:
-        raise UsageError(wrong[0], details=wrong, hint='such as "org.opencontainers.image.licenses"')
-    return dict(own)
 
 
 def revision_annotations(root: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""An image as a registry, or an OCI layout on disk, holds it: manifests, configs, and BuildKit's attestations.
+"""An image as a registry has it: manifests, configs, and BuildKit's attestations.
 
 Everything here may have been written by anyone who may push: `untrusted` turns whatever shape it has into one error.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pipeline.contract.digest import image_identity
 from pipeline.image.names import KEY, PRODUCER
-from pipeline.registry.descriptors import INDEX, INDEXES, Descriptor, Manifest, json_object
+from pipeline.registry.client import Registry
+from pipeline.registry.descriptors import INDEXES, Descriptor, Manifest, json_object
 from pipeline.registry.errors import InvalidResponse, NotFound
 
 # BuildKit's marks on the index entry of an image's attestations.
@@ -31,38 +31,6 @@ def untrusted(what: str) -> Iterator[None]:
         yield
     except _SHAPE as error:
         raise InvalidResponse(f"{what} does not have the expected shape") from error
-
-
-class Source(Protocol):
-    """What holds manifests and blobs: a `Registry`, or a `Layout`."""
-
-    def manifest(self, repository: str, reference: str) -> Manifest | None:
-        """The manifest of a tag or digest."""
-
-    def blob(self, repository: str, digest: str, *, limit: int = ...) -> bytes:
-        """A blob's bytes."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """An OCI layout on disk, which BuildKit filled."""
-
-    folder: Path
-
-    def path(self, digest: str) -> Path:
-        """Where a blob or manifest lies."""
-        return self.folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
-
-    def manifest(self, _repository: str, reference: str) -> Manifest | None:
-        """The manifest or index of a digest."""
-        if not self.path(reference).is_file():
-            return None
-        body = self.path(reference).read_bytes()
-        return Manifest(body, str(json_object(body, reference).get("mediaType", INDEX)), reference)
-
-    def blob(self, _repository: str, digest: str, *, limit: int = 0) -> bytes:  # noqa: ARG002 - a registry's is bounded
-        """A blob's bytes."""
-        return self.path(digest).read_bytes()
 
 
 @dataclass(frozen=True)
@@ -132,43 +100,43 @@ class ImageIndex:
         return self.top.digest
 
 
-def read_image(source: Source, repository: str, reference: str) -> ImageIndex:
+def read_image(registry: Registry, repository: str, reference: str) -> ImageIndex:
     """Read an image by tag or digest. Raises `NotFound`, or `InvalidResponse` where it is no image."""
     with untrusted(f"{repository} {reference}"):
-        top = source.manifest(repository, reference)
+        top = registry.manifest(repository, reference)
         if top is None:
             raise NotFound(f"there is no {reference} in {repository}", hint="`skopeo list-tags` lists what there is")
         if top.media_type not in INDEXES:
-            return ImageIndex(top, (_image(source, repository, top.descriptor(), top, notes={}, beside=()),))
+            return ImageIndex(top, (_image(registry, repository, top.descriptor(), top, notes={}, beside=()),))
         entries = top.entries("manifests")
         images = []
         for entry in entries:
             if entry.annotations.get(ATTESTATION_KIND):
                 continue
-            found = source.manifest(repository, entry.digest)
+            found = registry.manifest(repository, entry.digest)
             if found is None:
                 raise InvalidResponse(f"{repository} {reference} lists {entry.digest}, which is not there")
             beside = tuple(e for e in entries if e.annotations.get(ATTESTATION_OF) == entry.digest)
             notes = {**top.annotations(), **entry.annotations}
-            images.append(_image(source, repository, entry, found, notes=notes, beside=beside))
+            images.append(_image(registry, repository, entry, found, notes=notes, beside=beside))
         return ImageIndex(top, tuple(images))
 
 
-def statements(source: Source, repository: str, image: Image) -> dict[str, dict[str, Any]]:
+def statements(registry: Registry, repository: str, image: Image) -> dict[str, dict[str, Any]]:
     """The in-toto statements that BuildKit attached to an image, by predicate type. Raises `InvalidResponse`."""
     found: dict[str, dict[str, Any]] = {}
     for entry in image.attestations:
-        manifest = source.manifest(repository, entry.digest)
+        manifest = registry.manifest(repository, entry.digest)
         if manifest is None:
             raise InvalidResponse(f"the attestation {entry.digest} is listed and not there")
         for layer in manifest.entries("layers"):
-            body = source.blob(repository, layer.digest, limit=_STATEMENT_LIMIT)
+            body = registry.blob(repository, layer.digest, limit=_STATEMENT_LIMIT)
             found[layer.annotations.get(_PREDICATE, "")] = json_object(body, f"attestation {layer.digest}")
     return found
 
 
 def _image(
-    source: Source,
+    registry: Registry,
     repository: str,
     entry: Descriptor,
     manifest: Manifest,
@@ -177,5 +145,5 @@ def _image(
     beside: tuple[Descriptor, ...],
 ) -> Image:
     config = Descriptor.from_json(manifest.json().get("config"))
-    content = json_object(source.blob(repository, config.digest), f"config {config.digest}")
+    content = json_object(registry.blob(repository, config.digest), f"config {config.digest}")
     return Image(entry, manifest, config.digest, content, {**notes, **manifest.annotations()}, beside)

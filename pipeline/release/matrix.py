@@ -44,7 +44,7 @@ from pydantic_core import PydanticCustomError
 
 from pipeline.contract.errors import UsageError
 from pipeline.flashinfer.gpus import find_arch
-from pipeline.image.names import plain
+from pipeline.image.names import PREFIX, plain
 from pipeline.planning.model_source import usual_tp
 
 _MAX_CELLS = 1000  # of a table that is crossed: more are a mistake
@@ -103,6 +103,12 @@ def _listed(value: object) -> object:
     return value if isinstance(value, list) else [value]
 
 
+def _not_reserved(name: str) -> str:
+    if name.startswith(PREFIX):
+        raise PydanticCustomError("reserved", "it is set by the release itself")
+    return name
+
+
 _SHORT = r"[a-z0-9]+([.-][a-z0-9]+)*"
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Arch = Annotated[Name, AfterValidator(lambda text: find_arch(text) or text)]  # b200 is 100a
@@ -116,6 +122,10 @@ Gpus = Annotated[
     list[Annotated[str, Field(pattern=rf"^{_SHORT}(\+{_SHORT})*$")]], BeforeValidator(_listed), Field(min_length=1)
 ]
 Platforms = Annotated[list[Literal["amd64", "arm64"]], BeforeValidator(_listed), Field(min_length=1)]
+
+
+Annotation = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"), AfterValidator(_not_reserved)]
+Printed = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
 class _Strict(BaseModel):
@@ -207,7 +217,7 @@ class Matrix(_Strict):
     floating: Names | None = None
     gpus: dict[Short, GpuTable] = Field(default_factory=dict)
     servers: dict[Short, ServerTable] = Field(default_factory=dict)
-    annotations: dict[Name, str] = Field(default_factory=dict)
+    annotations: dict[Annotation, Printed] = Field(default_factory=dict)
     cells: Annotated[list[CellTable], Field(min_length=1)]
     exclude: list[ExcludeTable] = Field(default_factory=list)
 

@@ -28,12 +28,12 @@ from pipeline.contract.verdict import Verdict
 from pipeline.daemon.lock import locked
 from pipeline.image.contexts import FIXED_TIME
 from pipeline.registry.client import Registry, parallel_map
-from pipeline.registry.descriptors import Descriptor
+from pipeline.registry.descriptors import INDEX, Descriptor, Manifest, json_object
 from pipeline.registry.errors import InvalidResponse, NotFound
 from pipeline.registry.reference import Reference
 
 from . import attachments, cosign
-from .images import ImageIndex, Layout, read_image
+from .images import ATTESTATION_KIND, ImageIndex, read_image
 from .tags import inputs_tag
 
 if TYPE_CHECKING:
@@ -115,49 +115,53 @@ class Publisher:
             digest = image.export(
                 self.layout, f"{self.place.name}{f':{tag}' if tag else ''}", annotations, self.compression
             )
-        source = Layout(self.layout)
         try:
-            made = read_image(source, "the export", digest)
-        except (InvalidResponse, NotFound, OSError) as error:
+            top = self._exported(digest)
+            parts = {one.digest: self._exported(one.digest) for one in top.entries("manifests")}
+            images = [one for one in top.entries("manifests") if not one.annotations.get(ATTESTATION_KIND)]
+            configs = [Descriptor.from_json(parts[one.digest].json().get("config")).digest for one in images]
+        except (InvalidResponse, OSError) as error:
             raise PublishError(f"what BuildKit exported cannot be read: {error}") from error
-        if len(made.images) != 1 or made.images[0].config_digest != image.config_digest:
+        if configs != [image.config_digest]:
             raise PublishError(
                 "what BuildKit exported is not the image that was verified",
                 hint="something that the image is made of has changed meanwhile: run it again",
             )
-        # One push of this host at a time: what cells share, the second finds there.
-        lock = self.home / "releases" / "push.lock"
-        with (
-            talk.step(f"push to {self.place.name}"),
-            locked(lock, "the line to the registry", wait=_LONGEST, error=PublishError),
-        ):
-            sent = self._upload(source, made)
+        with talk.step(f"push to {self.place.name}"):
+            sent = self._upload([*parts.values(), top])
         talk.note(f"{sent:,} bytes of blobs had to be pushed")
-        self._read_back(digest, image.config_digest, annotations)
+        found = self._read_back(digest, image.config_digest, annotations)
         write_json(self._journal(inputs), {"digest": digest})
-        return made
+        return found
 
-    def _upload(self, source: Layout, made: ImageIndex) -> int:
+    def _blob(self, digest: str) -> Path:
+        """Where a blob or manifest lies in the layout."""
+        return self.layout / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+    def _exported(self, digest: str) -> Manifest:
+        body = self._blob(digest).read_bytes()
+        return Manifest(body, str(json_object(body, digest).get("mediaType", INDEX)), digest)
+
+    def _upload(self, manifests: list[Manifest]) -> int:
+        """Push what the registry lacks; return how many bytes of blobs that were. What names others comes last."""
         repository = self.place.repository
-        entries = made.top.entries("manifests")
-        manifests = [found for one in entries if (found := source.manifest("", one.digest)) is not None]
         blobs: dict[str, Descriptor] = {}
-        for manifest in manifests:
+        for manifest in manifests[:-1]:
             named = [*manifest.entries("layers"), Descriptor.from_json(manifest.json().get("config"))]
             blobs |= {one.digest: one for one in named}
         every = list(blobs.values())
         there = parallel_map(lambda one: self.registry.has_blob(repository, one.digest), every, _AT_ONCE)
         missing = [one for one, has in zip(every, there, strict=True) if not has]
         parallel_map(
-            lambda one: self.registry.put_blob(repository, source.path(one.digest), one.media_type), missing, _AT_ONCE
+            lambda one: self.registry.put_blob(repository, self._blob(one.digest), one.media_type), missing, _AT_ONCE
         )
-        for manifest in (*manifests, made.top):  # what names others comes after them
+        for manifest in manifests:
             if self.registry.resolve(repository, manifest.digest) is None:
                 self.registry.put_manifest(repository, manifest)
         return sum(one.size for one in missing)
 
-    def _read_back(self, digest: str, config: str, annotations: Mapping[str, str]) -> None:
-        """Raise `PublishError` unless the registry has this config, with every annotation and with provenance."""
+    def _read_back(self, digest: str, config: str, annotations: Mapping[str, str]) -> ImageIndex:
+        """What the registry has; raise `PublishError` unless it is this config, with all annotations and provenance."""
         found = read_image(self.registry, self.place.repository, digest)
         image = found.images[0]
         wrong = [] if image.config_digest == config else [f"its config is {image.config_digest[:19]}…"]
@@ -172,6 +176,7 @@ class Publisher:
                 details=wrong,
                 hint="the engine needs the containerd image store: `pipeline daemon up --store containerd`",
             )
+        return found
 
     def _attach(self, image: BuiltImage, index: ImageIndex, verdicts: tuple[Verdict, ...]) -> bool:
         """Attach to the image's manifest what is not there yet, and sign; return whether anything was."""
