@@ -180,15 +180,16 @@ def _spelled(arguments: argparse.Namespace) -> list[str]:
 def _jobs(arguments: argparse.Namespace, cells: tuple[Cell, ...], options: Options) -> list[Job]:
     """Each cell with its request; every cell that cannot be planned is named, all of them at once."""
     from pipeline.contract.errors import CacheRefused, UsageError
-    from pipeline.release.building import request_of
-    from pipeline.release.run import Job, job_of
+    from pipeline.release.building import inputs_of, request_of
+    from pipeline.release.run import Job
 
     made: list[Job] = []
     wrong: list[str] = []
     arguments.startup_max_wait = getattr(arguments, "startup_max_wait", 1200)
     for cell in cells:
         try:
-            made.append(job_of(cell, request_of(arguments, cell), options.annotations))
+            request = request_of(arguments, cell)
+            made.append(Job(cell, request, inputs_of(request, cell, options.annotations)))
         except CacheRefused as error:  # missing or unsound: no fault of the settings
             made.append(Job(cell, error=error))
         except UsageError as error:

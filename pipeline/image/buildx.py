@@ -42,14 +42,14 @@ class Export:
     name: str
     annotations: Mapping[str, str]
     compression: str = ""
-    provenance: str = "mode=max"
 
     def words(self) -> list[str]:
         """The options of `docker buildx build`."""
         output = f"type=oci,tar=false,dest={self.layout},name={self.name}"
         if self.compression:
             output += f",compression={self.compression},force-compression=true,oci-mediatypes=true"
-        words = [f"--provenance={self.provenance}", "--output", output]
+        # A BuildKit that does not know SLSA 1 writes 0.2 (seen: 0.13).
+        words = ["--provenance=mode=max,version=v1", "--output", output]
         for name, value in sorted(self.annotations.items()):
             for where in ("index", "manifest"):  # buildx 0.13 takes one place an option
                 words += ["--annotation", f"{where}:{name}={value}"]

@@ -151,12 +151,12 @@ class Transport:
                     self._authorizations[asked.scope] = new
                     response, address = self._follow(asked, new, silence)
             self._check(response, address, asked.accept, asked.what)
-            out = asked.into or io.BytesIO()
-            out.seek(0)
+            memory = io.BytesIO()
+            out = asked.into or memory
+            out.seek(0)  # an earlier try may have broken off
             out.truncate()
             self._read(response, out, asked.limit)
-            body = out.getvalue() if isinstance(out, io.BytesIO) else b""
-            return Answer(response.status, response.headers, address, body)
+            return Answer(response.status, response.headers, address, memory.getvalue())
 
     def _follow(self, asked: Request, given: str, silence: float) -> tuple[urllib3.BaseHTTPResponse, str]:
         """Send, and follow redirects of a read. Credentials go to the registry's own address alone."""
@@ -313,7 +313,7 @@ class Transport:
             ) from error
         except HTTPError as error:
             if isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError):
-                message = f"{what}: {host} said nothing for {silence:.0f} s"
+                message = f"{what}: {host} did not answer for {silence:.0f} s"
                 raise TransientError(RegistryError(message, hint="is it overloaded? Run it again")) from error
             inner = _innermost(error)
             failed = RegistryError(

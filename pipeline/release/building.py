@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +43,6 @@ _OF_THE_HOST = frozenset(
 )  # fmt: skip
 _TIMEOUTS = frozenset({"--timeout"})
 _CODE = ("contract", "flashinfer", "cache", "start", "tune", "servers", "log.py", "run.py")
-_SLSA_V1_SINCE = 29  # Docker Engine, whose BuildKit surely knows it; older ones write SLSA 0.2
 _LIST_TIMEOUT = 300.0  # seconds that listing what is installed may take
 
 
@@ -162,10 +160,7 @@ class BuiltImage:
 
     def export(self, layout: Path, name: str, annotations: Mapping[str, str], compression: str) -> str:
         """Put it into an OCI layout with SLSA provenance; return the digest of its index. Raises `BuildError`."""
-        version = re.match(r"[0-9]+", self.done.session.engine.version)
-        knows_v1 = version is not None and int(version[0]) >= _SLSA_V1_SINCE
-        provenance = "mode=max,version=v1" if knows_v1 else "mode=max"
-        wanted = Export(layout, name, annotations, compression=compression, provenance=provenance)
+        wanted = Export(layout, name, annotations, compression)
         made = bake(self.done.inputs, self.done.warm, self.done.session, wanted)
         return made.image_id
 

@@ -244,10 +244,10 @@ def _prepared(
 def _options(action: str) -> frozenset[str]:
     """The options that this cosign knows for an action: 2 and 3 differ."""
     try:
-        told = run([_cosign(), action, "--help"], capture=True, timeout=_TIMEOUT).stdout
+        text = run([_cosign(), action, "--help"], capture=True, timeout=_TIMEOUT).stdout
     except ProcessFailed:
         return frozenset()
-    return frozenset(re.findall(r"--[a-z][a-z-]+", told))
+    return frozenset(re.findall(r"--[a-z][a-z-]+", text))
 
 
 def _cosign() -> str:

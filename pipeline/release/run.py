@@ -30,7 +30,7 @@ from pipeline.registry.reference import Reference
 
 from . import attachments, cosign, tags, verdicts
 from .annotations import GPU, INPUTS, revision_annotations
-from .building import build, engine, inputs_of, ranks_of
+from .building import build, engine, ranks_of
 from .images import ImageIndex, read_image
 from .matrix import Cell
 from .publish import Publisher, exports, give_tag, move_tag
@@ -161,7 +161,7 @@ class Release:
         return 0 if elsewhere or job.request is None or job.request.device != "cuda" else ranks_of(job.request)
 
     def _look(self, registry: Registry, jobs: Sequence[Job]) -> list[ImageIndex | PipelineError | None]:
-        """What is released already of each job, or why that cannot be told."""
+        """What is released already of each job, or why that is not known."""
 
         def look(job: Job) -> ImageIndex | PipelineError | None:
             try:
@@ -224,7 +224,7 @@ class Release:
 
     def _build(self, registry: Registry, jobs: Sequence[Job]) -> None:
         try:
-            registry.check_writable(self.options.place.repository)  # told before anything is tuned or built
+            registry.check_writable(self.options.place.repository)  # before anything is tuned or built
         except PipelineError as error:
             log.fail(error)
             self.rows |= {job.cell.name: _failed(job.cell, error) for job in jobs}
@@ -342,11 +342,6 @@ class Release:
         return ImageIndex(made, tuple(image for index in found for image in index.images))
 
 
-def job_of(cell: Cell, request: Request, annotations: Mapping[str, str]) -> Job:
-    """A cell that can be released."""
-    return Job(cell, request, inputs_of(request, cell, annotations))
-
-
 def _device(job: Job) -> str:
     """What a host must have; caches that are baked say by themselves that they are a GPU's."""
     gpu = job.request is not None and job.request.device == "cuda"
@@ -390,7 +385,7 @@ def _refuse_clashes(options: Options, cells: Sequence[Cell]) -> None:
         for template in (options.template_of(cell), *options.floating):
             used = set(tags.fields_of(template))
             if used & {"key", "cache", "flashinfer"} or ("gpu" in used and not cell.gpu):
-                continue  # told when it is known: a tag is never moved, and a floating one by one image alone
+                continue  # known when the tag is given, which is never moved then
             known = tags.Names(cell.short_model, cell.tp, "", cell.gpu, "", "", cell.server)
             tag = tags.expand(template, known)
             if seen.setdefault(tag, group) != group:

@@ -54,8 +54,8 @@ def installed(run: Callable[[Sequence[str]], str], wheels: Path) -> tuple[Compon
     """
     stdout = run(["python3", "-c", _LOOK])
     try:
-        told = json.loads(stdout)
-        found = [*_distributions(told["distributions"], wheels), *_debian(told["status"], told["release"])]
+        listed = json.loads(stdout)
+        found = [*_distributions(listed["distributions"], wheels), *_debian(listed["status"], listed["release"])]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PublishError("python3 in the image did not list what is installed", hint="an SBOM needs that") from error
     return tuple({str(one.purl): one for one in found}.values())

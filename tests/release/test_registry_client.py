@@ -92,7 +92,7 @@ def test_referrers_without_the_api_are_kept_under_the_tag(plain):
         ({"status": 429, "headers": {"Retry-After": "0"}}, "answered 429"),
         ({"drop": "now"}, "no connection"),
         ({"drop": "request", "method": "PUT"}, "no connection"),
-        ({"wait": 3.0, "method": "HEAD"}, "said nothing"),
+        ({"wait": 3.0, "method": "HEAD"}, "did not answer"),
     ],
 )
 def test_what_passes_is_tried_again_and_what_stays_ends_with_8(fault, what, faulty):
