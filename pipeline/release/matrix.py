@@ -19,10 +19,6 @@
     gpu = ["h200", "h100+h200"]
     server = "vllm"
 
-    [[exclude]]
-    model = "qwen3-8b"
-    tp = 2
-
 Lists of `model`, `tp`, `gpu`, `server` and `platform` are crossed. `h100+h200` gathers the caches of both in one image.
 """
 
@@ -159,21 +155,15 @@ class ServerTable(_Strict):
     env: Name | None = None
 
 
-class ExcludeTable(_Strict):
-    """Crossed cells that are left out: those that agree with every value given here."""
+class CellTable(_Strict):
+    """Cells, crossed over the lists. `name` tells two tables apart; the rest is what a build takes under that name."""
 
-    model: Names | None = None
+    name: Short | None = None
+    model: Names
     tp: Counts | None = None
     gpu: Gpus | None = None
     server: Names | None = None
     platform: Platforms | None = None
-
-
-class CellTable(ExcludeTable):
-    """Cells, crossed over the lists. `name` tells two tables apart; the rest is what a build takes under that name."""
-
-    model: Names
-    name: Short | None = None
     ep: Count | None = None
     pp: Count | None = None
     dp: Count | None = None
@@ -219,11 +209,10 @@ class Matrix(_Strict):
     servers: dict[Short, ServerTable] = Field(default_factory=dict)
     annotations: dict[Annotation, Printed] = Field(default_factory=dict)
     cells: Annotated[list[CellTable], Field(min_length=1)]
-    exclude: list[ExcludeTable] = Field(default_factory=list)
 
 
 _TABLES: dict[str, type[BaseModel]] = {
-    "gpus": GpuTable, "servers": ServerTable, "cells": CellTable, "exclude": ExcludeTable,
+    "gpus": GpuTable, "servers": ServerTable, "cells": CellTable,
 }  # fmt: skip
 
 
@@ -290,28 +279,18 @@ class _One:
     server: str
     platform: str
 
-    def matches(self, rule: ExcludeTable) -> bool:
-        """Whether a rule of `exclude` names this one."""
-        named = rule.model_dump(exclude_none=True)
-        return all(getattr(self, axis) in values for axis, values in named.items())
-
 
 def _expanded(matrix: Matrix, home: Path, problems: list[str]) -> Iterator[Cell]:
-    unused = set(range(len(matrix.exclude)))
     names: Counter[str] = Counter()
     for at, table in enumerate(matrix.cells):
         unknown = list(_unknown(matrix, table, f"cells[{at}]"))
         problems += unknown
         for one in () if unknown else _combinations(table):
-            excluded = {number for number, rule in enumerate(matrix.exclude) if one.matches(rule)}
-            unused -= excluded
-            for cell in () if excluded else _cell(matrix, table, one, home, problems):
+            for cell in _cell(matrix, table, one, home, problems):
                 names[cell.name] += 1
                 yield cell
-    if not problems:
-        problems += [f"exclude[{number}] leaves out no cell" for number in sorted(unused)]
-        twice = [name for name, number in names.items() if number > 1]
-        problems += [f"duplicate cell {name}: give the tables that make it a `name` each" for name in twice]
+    twice = [name for name, number in names.items() if number > 1]
+    problems += [f"duplicate cell {name}: give the tables that make it a `name` each" for name in twice]
 
 
 def _combinations(table: CellTable) -> Iterator[_One]:

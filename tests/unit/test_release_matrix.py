@@ -42,10 +42,6 @@ device = "cpu"
 buckets = [1, 8]
 bake_jit = false
 platform = ["amd64", "arm64"]
-
-[[exclude]]
-model = "Qwen3-8B"
-tp = 2
 """
 
 
@@ -67,7 +63,7 @@ def wrong(tmp_path: Path, text: str) -> list[str]:
     return list(caught.value.details) or [caught.value.message.removeprefix(f"{path}: ")]
 
 
-def test_lists_are_crossed_and_what_is_excluded_is_left_out(tmp_path: Path) -> None:
+def test_lists_are_crossed(tmp_path: Path) -> None:
     cells = cells_of(tmp_path)
     assert [cell.name for cell in cells] == [
         "llama-3.1-8b-tp1-h200-vllm",
@@ -75,12 +71,14 @@ def test_lists_are_crossed_and_what_is_excluded_is_left_out(tmp_path: Path) -> N
         "llama-3.1-8b-tp1-h100-h200-vllm",
         "llama-3.1-8b-tp2-h100-h200-vllm",
         "qwen3-8b-tp1-h200-vllm",
+        "qwen3-8b-tp2-h200-vllm",
         "qwen3-8b-tp1-h100-h200-vllm",
+        "qwen3-8b-tp2-h100-h200-vllm",
         "tiny-tp2-amd64",  # tiny has two ranks unless another number is asked for
         "tiny-tp2-arm64",
     ]
-    assert [cells[at].device for at in (0, 2, 6)] == ["NVIDIA H200", "NVIDIA H200", "a CPU, amd64"]
-    assert {cell.group for cell in cells[6:]} == {"tiny-tp2"}
+    assert [cells[at].device for at in (0, 2, 8)] == ["NVIDIA H200", "NVIDIA H200", "a CPU, amd64"]
+    assert {cell.group for cell in cells[8:]} == {"tiny-tp2"}
 
 
 def test_a_cell_has_its_caches_verdicts_and_settings(tmp_path: Path) -> None:
@@ -140,7 +138,6 @@ TINY = '[[cells]]\nmodel = "tiny"\n'
         (TINY + TINY, "duplicate cell tiny-tp2"),
         (f"{TINY}buckets = [1.5]\n", "cells[0].buckets[0]"),
         (f"{TINY}buckets = []\n", "cells[0].buckets: value should have at least 1 item"),
-        (f"{TINY}[[exclude]]\ntp = 4\n", "exclude[0] leaves out no cell"),
         (f'{TINY}cache = "{{modl}}"\n', "'{modl}' is not a path"),
         (f'{TINY}cache = "{{model.__class__}}"\n', "is not a path"),
         (f'{TINY}cache = "{{model:>99999999999}}"\n', "is not a path"),
