@@ -35,7 +35,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--env", type=path, metavar="RECORD.json", help="compare with this record (FlashInfer's flat _metadata)"
     )
-    parser.add_argument("--live", action="store_true", help="compare with the record that a container of IMAGE reads")
+    parser.add_argument(
+        "--live", action="store_true", help="ask in a container of IMAGE: for its record, or for a server's own hash"
+    )
     parser.add_argument("--startup-max-wait", type=seconds, default=1200, metavar="S", help="bound of --live, in s")
     parser.add_argument(
         "-e",
@@ -87,19 +89,28 @@ def _explain_server(arguments: argparse.Namespace) -> int:
     import shlex
 
     from pipeline.commands.locations import image_in_engine
-    from pipeline.servers.containers import manifest_in
+    from pipeline.daemon import find
+    from pipeline.image.gpus import NO_GPUS, offered
+    from pipeline.servers.containers import manifest_in, own_hashes
     from pipeline.servers.manifest import explain, report
-    from pipeline.servers.words import variables
+    from pipeline.servers.words import Words, variables
 
+    hashes: list[str] = []
     environment = variables(shlex.join(arguments.environment))
     with image_in_engine(arguments.target) as (client, image):
         told, _ = manifest_in(client, str(image.id))
+        if arguments.live:
+            engine = find()
+            gpus = offered(engine) if engine is not None and told.device != "cpu" else NO_GPUS
+            now = Words(told.server, tuple(arguments.rest), environment)
+            hashes = own_hashes(client, str(image.id), told, now, gpus)
     found = explain(told, arguments.rest, environment)
     if arguments.json:
         print(json.dumps([{"name": d.name, "now": d.now, "baked": d.baked, "certain": d.certain} for d in found]))
     else:
-        print("\n".join(report(told, found)))
-    return int(Exit.CACHE if any(one.certain for one in found) else Exit.OK)
+        print("\n".join(report(told, found, hashes)))
+    missed = any(one.certain for one in found) or (hashes and hashes[-1] not in hashes[:-1])
+    return int(Exit.CACHE if missed else Exit.OK)
 
 
 def _explain_path(path: Path, environment: Environment | None) -> Explanation:

@@ -7,6 +7,7 @@ so that they are made where they will lie. SGLang by reading the package of 0.5.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -49,6 +50,20 @@ except Exception: pass
 print(json.dumps(out))
 """
 FACTS = ("python3", "-c", _FACTS)
+# Prints vLLM's hash of its configuration for each list of arguments, empty where vLLM refuses them.
+_HASHES = """
+import json, sys
+from vllm.engine.arg_utils import AsyncEngineArgs, FlexibleArgumentParser
+found = []
+for words in json.loads(sys.argv[1]):
+    try:
+        given, _ = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser()).parse_known_args(words)
+        found.append(AsyncEngineArgs.from_cli_args(given).create_engine_config().compute_hash())
+    except (Exception, SystemExit) as error:
+        print(error, file=sys.stderr)
+        found.append("")
+print(json.dumps(found))
+"""
 
 
 @dataclass(frozen=True)
@@ -97,6 +112,10 @@ class Adapter:
     def token(self, words: Words) -> str:  # noqa: ARG002 - `--api-key` is left out of the start
         """The bearer token that a started server wants."""
         return ""
+
+    def hashing(self, sets: Sequence[Words]) -> tuple[str, ...]:  # noqa: ARG002 - not every server can be asked
+        """A command that prints the server's own hash of each set as a JSON list; empty where there is none."""
+        return ()
 
     def requests(self, words: Words) -> tuple[Ways, ...]:
         """One prefill, one decode, one sampled request: token ids, since there is no tokenizer."""
@@ -154,6 +173,18 @@ class Vllm(Adapter):
         "disable-log-requests", "enable-prefix-caching", "no-enable-prefix-caching", "chat-template",
         "enable-auto-tool-choice", "tool-call-parser", "root-path", "allowed-origins", "uvicorn-log-level",
     }  # fmt: skip
+
+    def hashing(self, sets: Sequence[Words]) -> tuple[str, ...]:
+        """Of its configuration alone: which variables its key holds is known by name."""
+        asked = []
+        for words in sets:
+            given = [f"--model={words.model}", "--skip-tokenizer-init"]
+            for name, value in words.options.items():
+                dashes = "-" if len(name) < 4 else "--"  # -tp
+                if not name.startswith("argument ") and name != "model":
+                    given.append(f"{dashes}{name}" + ("" if value == "true" else f"={value}"))
+            asked.append(given)
+        return ("python3", "-c", _HASHES, json.dumps(asked))
 
     def requests(self, words: Words) -> tuple[Ways, ...]:
         """By the completions API, or by the one that takes tokens alone."""

@@ -21,18 +21,21 @@ from typing import TYPE_CHECKING, Any
 from pipeline import log
 from pipeline.cache.archive import safe_extract
 from pipeline.contract.errors import CacheRefused, DockerError, UsageError, WarmUpError
-from pipeline.image.containers import ContainerSpec, ContainerTimeout, created, follow, tar_of
+from pipeline.image.containers import ContainerSpec, ContainerTimeout, created, follow, run_one, tar_of
 
 from . import kinds
+from .adapters import adapter_of
 from .collect import PACK
 from .manifest import FILE, ServerManifest
 from .starts import Start
 from .watch import Order
+from .words import Words
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
 
     from docker import DockerClient
+    from pipeline.image.gpus import Gpus
 
 INSIDE = "/pipeline-start"
 _OUT = "out"
@@ -150,6 +153,25 @@ def manifest_in(client: DockerClient, image: str) -> tuple[ServerManifest, str]:
             assert source is not None
             text = source.read().decode()
     return ServerManifest.read(text), text
+
+
+def own_hashes(client: DockerClient, image: str, told: ServerManifest, now: Words, gpus: Gpus) -> list[str]:
+    """The server's own hash of each set that was baked and, last, of `now`, computed in a container of the image.
+
+    Empty where it cannot be computed here. Raises `ContainerTimeout`.
+    """
+    sets = [*(Words(told.server, one.arguments) for one in told.sets), now]
+    command = adapter_of(told.server).hashing(sets)
+    if not command or (told.device != "cpu" and not gpus.options()):
+        return []
+    model = {path: text for one in told.sets for path, text in one.model.items()}
+    spec = ContainerSpec(environment=now.environment, gpus=gpus, files=_volumes(model))
+    ended = run_one(client, image, command, spec, timeout=_SLACK)
+    try:
+        found = list(map(str, json.loads(ended.stdout.strip().splitlines()[-1])))
+    except (ValueError, LookupError, TypeError):
+        found = []
+    return found if all(found) else []
 
 
 def _volumes(model: Mapping[str, str]) -> dict[str, bytes]:

@@ -160,12 +160,16 @@ def _environment(told: ServerManifest, adapter: Adapter, environment: Mapping[st
     return found
 
 
-def report(told: ServerManifest, differences: Sequence[Difference]) -> list[str]:
-    """Lines for people."""
+def report(told: ServerManifest, differences: Sequence[Difference], hashes: Sequence[str]) -> list[str]:
+    """Lines for people. `hashes` are the server's own, of each set and of the deployment; empty where none is known."""
     versions = ", ".join(f"{name} {version}" for name, version in sorted(told.versions.items()))
     lines = [f"{told.server} warmed up on {told.device}: {versions}"]
     lines += [str(one) for one in differences]
     if not differences:
         lines.append("nothing differs from what was baked")
-    lines.append("the server's own hash was not computed: these are its words, compared")
+    if hashes:
+        same = "what was baked" if hashes[-1] in hashes[:-1] else "nothing that was baked"
+        lines.append(f"the server's own hash of its configuration is that of {same}")
+    else:
+        lines.append("the server's own hash was not computed: these are its words, compared")
     return lines

@@ -100,6 +100,16 @@ def test_moved_caches_break_no_start_and_are_named(
 
 
 @pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"), [(ARGS, 0, "what"), (f"{ARGS} --dtype float32", 7, "nothing that")]
+)
+def test_explain_asks_the_server_for_its_own_hash(pipeline: Pipeline, arguments: str, status: int, said: str) -> None:
+    done = pipeline("explain", IMAGE, "--live", "--", *shlex.split(arguments))
+    assert done.returncode == status, done.stderr
+    assert f"the server's own hash of its configuration is that of {said} was baked" in done.stdout
+
+
+@pytest.mark.usefixtures("built")
 def test_arguments_that_the_server_refuses(client: Any, tmp_path: Path) -> None:
     found = start(client, f"{ARGS} --no-such-option 3", How(), tmp_path)
     assert found.outcome == "died"
