@@ -19,7 +19,7 @@ from pipeline.daemon import debian
 PACKAGES = {
     "docker-registry": "docker-registry", "skopeo": "skopeo", "htpasswd": "apache2-utils", "openssl": "openssl",
     "cosign": "cosign", "oras": "oras", "slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client",
-    "munged": "munge", "jq": "jq",
+    "munged": "munge", "jq": "jq", "ip": "iproute2",
 }  # fmt: skip
 
 

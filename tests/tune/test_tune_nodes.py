@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tune_harness import Tuner, read_manifest, write_plan
+from tune_harness import ROOT, Tuner, read_manifest, write_plan
 
-from pipeline.cache.store import check_root
+sys.path.append(str(ROOT / "tests" / "release"))
+
+import release_debian  # noqa: E402 - lies beside the tests of the registry
+
+from pipeline.cache.store import check_root  # noqa: E402
 
 pytestmark = [pytest.mark.flashinfer, pytest.mark.once]
 
@@ -69,6 +74,7 @@ def ip(*words: str) -> None:
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
     two = (Host(0, f"first-{os.getpid()}", tmp_path / "0"), Host(1, f"second-{os.getpid()}", tmp_path / "1"))
+    release_debian.ensure("ip")
     try:
         ip("netns", "add", two[0].name)
     except (OSError, subprocess.CalledProcessError) as error:
