@@ -21,9 +21,9 @@ from tune_harness import ROOT, Tuner, read_manifest, write_plan
 
 sys.path.append(str(ROOT / "tests" / "release"))
 
-import release_debian  # noqa: E402 - lies beside the tests of the registry
+import release_debian
 
-from pipeline.cache.store import check_root  # noqa: E402
+from pipeline.cache.store import check_root
 
 pytestmark = [pytest.mark.flashinfer, pytest.mark.once]
 
