@@ -239,6 +239,8 @@ def _snapshot(ranks: Sequence[_Rank]) -> list[RankState]:
     steps = {rank.number: rank.step() for rank in ranks}
     now = time.monotonic()
     letters = {rank.number: rank.letter(steps[rank.number]) for rank in ranks}
+    # What a stopped rank does once it is woken is a consequence, not a cause.
+    said_before = {rank.number: read_failure(rank.work, rank.number) for rank in ranks if stopped(letters[rank.number])}
     asked: list[_Rank] = []
     for rank in ranks:
         step = steps[rank.number]
@@ -261,8 +263,8 @@ def _snapshot(ranks: Sequence[_Rank]) -> list[RankState]:
             step=step,
             process=letters[rank.number],
             silent=max(0.0, now - step.changed) if step else 0.0,
-            failure=read_failure(rank.work, rank.number),
-            status=None if stopped(letters[rank.number]) else rank.process.poll(),  # it was woken by now
+            failure=said_before[rank.number] if rank.number in said_before else read_failure(rank.work, rank.number),
+            status=None if rank.number in said_before else rank.process.poll(),
             stack=rank.stack(),
         )
         for rank in ranks

@@ -162,6 +162,19 @@ def test_memory_that_runs_out_in_a_tactic_costs_that_tactic_alone(
     assert (len(rows), sum(row.failed for row in rows)) == (5, 1)
 
 
+@pytest.mark.once
+def test_memory_that_runs_out_while_entries_are_collected_leaves_flashinfers_choice(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    """On one rank, where comparing asks the op for its entries: no rank compares them, and a note says why."""
+    words = (write_plan(make_plan(), tmp_path / "plan.json"), tmp_path / "out", "--timeout", 30, "--compare", "on")
+    done = tuner.run("pipeline.tune", *words, fault="out_of_memory_in_collecting")
+    assert done.status == 0, done.stderr
+    manifest = read_manifest(tmp_path / "out")
+    assert {row.decided_by for row in manifest.covered} == {"argmin"}
+    assert "wide at 1 tokens was not compared: MemoryError: planted" in manifest.notes
+
+
 @pytest.mark.parametrize(
     ("fault", "status", "said"),
     [

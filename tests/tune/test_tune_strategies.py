@@ -72,7 +72,7 @@ def test_independent_ranks_are_used_only_where_they_agree(
     else:
         assert done.status == 6
         assert error_line(done).startswith("error: rank 1 chose another tactic than rank 0 for ('cpu_mm', ")
-        assert '["blas", "nk", 0, 0, 99]' in done.stderr and "--strategy synchronized" in done.stderr
+        assert "--strategy synchronized" in done.stderr
         assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "ranks.log"]
 
 
