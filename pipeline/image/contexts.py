@@ -24,7 +24,7 @@ FIXED_TIME = 1_577_836_800
 # kept from an earlier build. With one time for everything it baked the old bytes of a file of the same size, and
 # left "now" on a directory in which something else had changed (both seen). One time per content is as reproducible.
 _SPREAD = 1 << 27
-_STAGING = 5  # raise when staging itself changes, so that contexts staged earlier are not used
+_STAGING = 6  # raise when staging itself changes, so that contexts staged earlier are not used
 
 PACKAGE = Path(__file__).resolve().parent.parent
 _IN_IMAGE = ("contract", "flashinfer", "cache", "start")
@@ -164,14 +164,17 @@ def stage_layer(root: Path, path: str, where: Destination, place: Path, *, keep_
     source, target = root / path.lstrip("/"), place / where.path.lstrip("/")
     target.parent.mkdir(parents=True)
     shutil.copytree(source, target, symlinks=True, copy_function=_link)
-    modes = {**_open_parents(where), **where.modes()}
+    modes = {**_open_parents(where, 0o777 if writable else 0o755), **where.modes()}
     return settle(place, modes=modes, keep_times=keep_times, writable=writable)
 
 
-def _open_parents(where: Destination) -> dict[str, int]:
-    """Plain modes for the directories above a destination, also where what lies below is writable."""
+def _open_parents(where: Destination, mode: int) -> dict[str, int]:
+    """Modes for the directories above a destination; the base's own keep theirs, and the highest gets a plain one.
+
+    Where a server writes, it makes further directories beside its caches.
+    """
     parts = where.path.lstrip("/").split("/")[:-1]
-    return {"/".join(parts[:at]): 0o755 for at in range(1, len(parts) + 1)}
+    return {"/".join(parts[:at]): mode if at > 1 else 0o755 for at in range(1, len(parts) + 1)}
 
 
 def _link(source: str, target: str) -> str:
