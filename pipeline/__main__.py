@@ -186,11 +186,11 @@ _SURROUNDINGS = {
 def _unusable(error: OSError) -> UsageError:
     from .home import cache_home
 
-    where = error.filename if isinstance(error.filename, str) else "a file or standard output"
-    return UsageError(
-        f"{where}: {error.strerror}",
-        hint=f"check free space and permissions; the cache folder is {cache_home()}, and XDG_CACHE_HOME moves it",
-    )
+    where = error.filename if isinstance(error.filename, str) else "standard output or a file"
+    hint = "check the path, permissions and free space"
+    if f"{where}/".startswith(f"{cache_home()}/"):
+        hint += "; XDG_CACHE_HOME moves the cache folder"
+    return UsageError(f"{where}: {error.strerror}", hint=hint)
 
 
 def _speak_any_encoding() -> None:

@@ -27,6 +27,7 @@ from pipeline.contract.text import shown
 from .finding import Finding
 from .read import CacheFile, inspect_cache
 
+_STRAY = "is this a cache root? Remove what does not belong there"
 _NAMES = 10_000  # directory entries looked at in one walk
 
 
@@ -142,7 +143,7 @@ def _directories(root: Path, path: Path, found: list[Finding]) -> list[Path]:
             inside.append(path / entry.name)
         else:
             what = "is a symbolic link" if entry.is_symlink() else "lies where only directories belong"
-            found.append(Finding(_at(root, path / entry.name), what, "remove it"))
+            found.append(Finding(_at(root, path / entry.name), what, _STRAY))
     return inside
 
 

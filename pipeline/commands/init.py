@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from pipeline.contract.commandline import path
 
@@ -19,5 +20,5 @@ def execute(arguments: argparse.Namespace) -> int:
 
     written = create(arguments.folder)
     log.note(f"wrote {len(written)} files: versions.json, templates/, docker/, requirements/, Makefile, a workflow")
-    log.note(f"next: cd {arguments.folder}; pipeline versions check; pipeline build tiny")
+    log.note(f"next: cd {shlex.quote(str(arguments.folder))}; pipeline versions check; pipeline build tiny")
     return 0

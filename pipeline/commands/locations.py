@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pipeline.contract.errors import CacheRefused, DockerError, UsageError
+from pipeline.contract.text import without_login
 
 if TYPE_CHECKING:
     from docker.models.images import Image
@@ -57,7 +58,7 @@ def locate(text: str) -> Location:
     if text.startswith(SCHEME):
         return Location("registry", text)
     if "://" in text:
-        raise TargetUnknown(f"{text!r}: only {SCHEME} is known", hint="oci://HOST/REPO:TAG")
+        raise TargetUnknown(f"{without_login(text)!r}: only {SCHEME} is known", hint="oci://HOST/REPO:TAG")
     try:
         is_path = text.startswith(("/", ".", "~")) or text.endswith(".json") or os.path.lexists(text)
     except ValueError:

@@ -185,6 +185,7 @@ def _jobs(arguments: argparse.Namespace, cells: tuple[Cell, ...], options: Optio
 
     made: list[Job] = []
     wrong: list[str] = []
+    hint = ""
     arguments.startup_max_wait = getattr(arguments, "startup_max_wait", 1200)
     for cell in cells:
         try:
@@ -195,9 +196,11 @@ def _jobs(arguments: argparse.Namespace, cells: tuple[Cell, ...], options: Optio
         except UsageError as error:
             if len(cells) == 1:
                 raise
+            hint = hint or error.hint
             wrong += [f"{cell.name}: {line}" for line in error.details or (error.message,)]
     if wrong:
-        raise UsageError(f"{len(wrong)} settings of the cells are wrong: {wrong[0]}", details=wrong)
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise UsageError(f"{wrong[0]}{more}", details=wrong if len(wrong) > 1 else (), hint=hint)
     return made
 
 

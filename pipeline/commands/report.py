@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.contract.commandline import path
+from pipeline.contract.errors import UsageError
 
 if TYPE_CHECKING:
     from pipeline.image.road import Outcome
@@ -30,8 +31,13 @@ def execute(arguments: argparse.Namespace) -> int:
     from pipeline.report.facts import gather
     from pipeline.report.page import page
 
-    from .locations import image_in_engine
+    from .locations import image_in_engine, locate
 
+    kind = locate(arguments.image).kind
+    if kind != "image":
+        raise UsageError(
+            f"{arguments.image} is a {kind}, not an image in the engine", hint="`docker images` lists them"
+        )
     verdict = None if arguments.verdict is None else Verdict.load(arguments.verdict.read_bytes())
     with image_in_engine(arguments.image) as (client, _):
         facts = gather(client, arguments.image, cache_home(), verdict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _SHOWN = 160
 
 
@@ -12,3 +14,8 @@ def shown(text: object, limit: int = _SHOWN) -> str:
     return "".join(
         c if c.isprintable() and not "\ud800" <= c <= "\udfff" else c.encode("unicode_escape").decode() for c in cut
     )
+
+
+def without_login(address: str) -> str:
+    """An address without `user:password@`, which must reach no log."""
+    return re.sub(r"(?<=://)[^/@\s]*@", "", address)

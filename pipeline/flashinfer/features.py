@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 NEWEST_READ = "0.7.4"
 OLDEST = "0.6.16"
-UPGRADE = f"use {OLDEST} or newer in versions.json"
+UPGRADE = f"use FlashInfer {OLDEST} or newer"
 
 _VERSION = re.compile(
     r"v?(\d+(?:\.\d+)*)([-_.]?(?:a|alpha|b|beta|c|rc|pre|preview|dev)[-_.]?\d*)?"

@@ -270,7 +270,8 @@ def language_model(config: Mapping[str, object]) -> Mapping[str, object] | None:
 def _unknown(outer: str, inner: str, *, towers: bool) -> str:
     """What is wrong with the model types of a config that cannot be planned."""
     if inner:
-        return f"model_type {shown(repr(inner), _SHOWN)} is not one that can be planned"
+        where = " of its text_config" if towers and inner != outer else ""
+        return f"model_type {shown(repr(inner), _SHOWN)}{where} is not one that can be planned"
     if outer and towers:
         named = shown(repr(outer), _SHOWN)
         return f"model_type {named} is not one that can be planned (its text_config names none)"
@@ -294,7 +295,8 @@ def read_model_config(name: str, config: Mapping[str, object], problems: Problem
     family = SAME_LAYERS.get(kind, kind)
     if kind not in KNOWN:  # the other keys do not say what its layers are
         problems.add(
-            f"config.json: {_unknown(outer, kind, towers=text is not None)}", f"known: {', '.join(sorted(KNOWN))}"
+            f"config.json: {_unknown(outer, kind, towers=text is not None)}",
+            f"known: {', '.join(sorted(KNOWN))}; a server's start needs no plan: `pipeline build MODEL --server vllm`",
         )
         return ModelConfig(name, family, DTYPES[0], *(1,) * 7)
     sizes = _CLASS_SIZES.get(kind, ()) if text is not None else ()

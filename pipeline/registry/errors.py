@@ -45,7 +45,7 @@ def refusal(status: int, words: str, what: str, server: str) -> RegistryError:  
     message = f"{what}: {server} answered {status}" + (f" ({words})" if words else "")
     low = words.lower()
     if status in (413, 507) or any(sign in low for sign in _FULL):
-        hint = "make room in the registry or raise its quota, then run it again: it goes on"
+        hint = "make room in the registry or raise its quota, then run it again"
         return RegistryError(f"{what}: {server} has no room: it answered {status} ({words})", hint=hint)
     if status == 401:
         return RegistryError(message, hint=f"`docker login {server}`; credentials are read from Docker's config.json")
@@ -58,7 +58,7 @@ def refusal(status: int, words: str, what: str, server: str) -> RegistryError:  
     if "digest_invalid" in low:
         return InvalidResponse(message, hint="something on the way changes what is sent: a proxy?")
     if status >= 500:
-        return RegistryError(message, hint="look at the registry's own log, then run it again: it goes on")
+        return RegistryError(message, hint="look at the registry's own log, then run it again")
     if status >= 400:
         return RegistryError(message, hint="the registry does not take this; its log says why")
     return InvalidResponse(message, hint=f"is {server} a registry?")

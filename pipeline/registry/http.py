@@ -318,7 +318,7 @@ class Transport:
             inner = _innermost(error)
             failed = RegistryError(
                 f"{what}: no connection to {host}, or it was dropped: {_reason(inner)}",
-                hint="does the registry run, and is the name right? Run it again: it goes on",
+                hint="does the registry run, and is the name right? Then run it again",
             )
             # A registry that has answered already restarts; of one that never did the name or the port is wrong.
             wrong = isinstance(inner, ConnectionRefusedError) or getattr(inner, "errno", 0) == socket.EAI_NONAME

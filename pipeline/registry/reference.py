@@ -61,6 +61,8 @@ class Reference:
     def parse(text: str) -> Reference:
         """Read a name; nothing is filled in. Raises `UsageError`."""
         rest, at, digest = text.partition("@")
+        if "://" in text or (at and "/" in digest):  # the text may have a password: it is not repeated
+            raise UsageError("a registry's name has neither `http://` nor a login", hint=f"`docker login`; {_HINT}")
         if at and not is_digest(digest):
             raise UsageError(f"{printable(text)}: {printable(digest)} is not a sha256 digest", hint=_HINT)
         first, slash, path = rest.partition("/")

@@ -17,7 +17,7 @@ from pipeline.run import ProcessFailed, run
 from . import check, lock, source
 from .findings import counted, near
 from .render import has_templates, render, unified, write
-from .source import FILE, Versions
+from .source import FILE, Versions, canonical
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def bump(root: Path, request: BumpRequest, note: Callable[[str], None]) -> Outco
     versions = source.load(root)
     for name in (*request.values, *request.latest):
         if name not in versions:
-            raise UsageError(f"{FILE} has no {name}{near(name, versions)}")
+            raise UsageError(f"{FILE} has no {name}{near(name, versions)}", hint=f"names: {', '.join(versions.raw)}")
     if request.offline and request.latest:
         raise UsageError("--latest asks the index for versions, --offline forbids it")
     values = {**request.values, **{name: _newest(versions, name) for name in request.latest}}
@@ -61,7 +61,15 @@ def bump(root: Path, request: BumpRequest, note: Callable[[str], None]) -> Outco
     values = {name: value for name, value in values.items() if value != versions.raw[name]}
     outcome.moves += [f"{name} {versions.raw[name]} -> {value}" for name, value in values.items()]
     text = edited(versions.text, values)
-    new = source.read(text.encode())
+    try:
+        new = source.read(text.encode())
+    except source.SourceInvalid as error:
+        wrong = [finding.message for finding in error.findings]
+        raise UsageError(
+            f"{', '.join(f'{name}={value}' for name, value in values.items())}: {wrong[0]}",
+            details=wrong if len(wrong) > 1 else (),
+            hint=f"nothing was written: {FILE} is as it was",
+        ) from error
     files = render(root, new) if has_templates(root) else {}
     now = check.committed(root, new, files)
     stale = list(new.locks) if request.refresh or request.upgrade else lock.outdated(new, now)
@@ -70,6 +78,7 @@ def bump(root: Path, request: BumpRequest, note: Callable[[str], None]) -> Outco
             f"--offline: {counted(len(stale), 'lock')} must be compiled ({', '.join(stale)}), and that asks the index",
             hint="what a new version requires is not known offline",
         )
+    _refuse_unknown(request.upgrade, now, new)
     try:
         locks = lock.compile_locks(new, now, stale, note, upgrade=request.upgrade)
     except lock.CompileFailed as error:
@@ -94,6 +103,16 @@ def bump(root: Path, request: BumpRequest, note: Callable[[str], None]) -> Outco
             else:
                 outcome.diff += unified(path, was, data, "now", "then")
     return outcome
+
+
+def _refuse_unknown(packages: tuple[str, ...], now: Mapping[str, bytes], versions: Versions) -> None:
+    """Raise `UsageError` for a package to upgrade that no lock pins."""
+    pinned = {
+        name for lock_name in versions.locks for name in lock.pinned(now.get(f"requirements/{lock_name}.txt", b""))
+    }
+    for package in packages:
+        if package != "*" and canonical(package) not in pinned:
+            raise UsageError(f"no lock pins {package}{near(package, pinned)}", hint="`--upgrade '*'` moves all of them")
 
 
 def write_all(root: Path, outcome: Outcome) -> None:

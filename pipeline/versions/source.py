@@ -169,7 +169,8 @@ def load(root: Path, file: str = FILE) -> Versions:
             raise OSError(0, "no ordinary file")
         data = path.read_bytes()
     except FileNotFoundError:
-        raise _invalid(file, [(0, f"there is no {file} in {root}")]) from None
+        what = f"there is no {file} in {root}" if root.is_dir() else f"there is no folder {root}"
+        raise _invalid(file, [(0, what)]) from None
     except OSError as error:
         raise _invalid(file, [(0, f"cannot be read: {error.strerror}")]) from None
     return read(data, file)

@@ -275,3 +275,33 @@ def test_no_argument_takes_a_path_that_may_be_empty() -> None:
     found = [action for parser in parsers for action in every_action(parser)]
     assert any(action.type is path for action in found)
     assert not [action.dest for action in found if action.type is Path]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "release cells tiny --registry http://u:hunter2@h/t",
+        "release cells tiny --registry u:hunter2@h:5000/t",
+        "cache inspect oci://u:hunter2@localhost:1/x:y",
+        "cache ls http://u:hunter2@h/x",
+        "attestation verify http://u:hunter2@h/t --key cosign.pub",
+    ],
+)
+def test_a_password_in_an_address_is_not_repeated(words, capsys):
+    assert main(words.split()) == 2
+    said = "".join(capsys.readouterr())
+    assert "hunter2" not in said and "hint: " in said
+
+
+def test_a_password_of_a_pin_is_not_printed(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("torch @ https://user:hunter2@example.com/torch-1-py3-none-any.whl\n")
+    for more in ((), ("--json",)):
+        assert main(["versions", "pins", str(tmp_path / "a.txt"), *more]) == 0
+        said = "".join(capsys.readouterr())
+        assert "hunter2" not in said and "https://example.com/" in said
+
+
+@pytest.mark.parametrize("place", ["/etc/passwd", "oci://localhost/x:1", ""])
+def test_a_report_takes_an_image(place, capsys):
+    assert main(["report", place]) == 2
+    assert "\nhint: " in capsys.readouterr().err

@@ -130,6 +130,8 @@ def test_a_move_writes_source_files_and_locks(root: Path, wheels: Path, capsys: 
         (["TOP_VERSION=2.0", "--offline"], "must be compiled (app)"),
         (["--latest", "PYTHON_VERSION"], "decides no package's version"),
         ([], "nothing to move"),
+        (["TOP_VERSION=abc"], "TOP_VERSION=abc: TOP_VERSION is 'abc', which is no version of a package"),
+        (["--upgrade", "nowhere"], "no lock pins nowhere"),
     ],
 )
 def test_a_move_that_is_refused_writes_nothing(

@@ -127,7 +127,7 @@ def _sides(target: str) -> Iterator[dict[str, Side]]:
 
     location = locate(target)
     if location.kind == "path" and not location.path.is_dir():
-        yield {target: Side.of(target, read_cache(location.path), _manifest_beside(location.path))}
+        yield {target: Side.of(target, read_cache(location.path, where=target), _manifest_beside(location.path))}
         return
     with opened(target) as root:
         tree = walk(root)

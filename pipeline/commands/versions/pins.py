@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipeline.contract.commandline import path
 from pipeline.contract.exits import Exit
+from pipeline.contract.text import without_login
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +29,7 @@ def execute(arguments: argparse.Namespace) -> int:
         read(Path(), os.fspath(file), result, inside=False)
     rows = [
         {"file": pin.path, "line": pin.line, "name": pin.name, "specifier": pin.specifier, "marker": pin.marker}
-        | ({"url": pin.url} if pin.url else {})
+        | ({"url": without_login(pin.url)} if pin.url else {})
         for pin in result.pins
     ]
     if arguments.json:
