@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server-args", required=True, metavar="ARGS", help="its arguments, as in production; several sets: A -- B"
     )
-    parser.add_argument("--server-env", default="", metavar="N=V …", help="variables that it will serve with")
+    parser.add_argument("--server-env", default="", metavar="N=V …", help="its variables; a secret by name alone")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="what it runs on (default: cuda)")
     parser.add_argument(
         "--startup-max-wait", type=seconds, default=1800, metavar="S", help="timeout of one start (default: 1800)"

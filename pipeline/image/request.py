@@ -104,7 +104,7 @@ def add_build_options(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--server-args", default="", metavar="ARGS", help="the arguments that it will serve with; several sets: A -- B"
     )
-    server.add_argument("--server-env", default="", metavar="N=V …", help="the variables that it will serve with")
+    server.add_argument("--server-env", default="", metavar="N=V …", help="its variables; a secret by name alone")
     tuning = parser.add_argument_group("tuning")
     tuning.add_argument("--no-resume", action="store_true", help="do not resume an interrupted tuning")
     tuning.add_argument("--previous", type=path, metavar="DIR", help="an existing cache root to start from")

@@ -7,6 +7,7 @@ variables are used for the start and written nowhere.
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -157,12 +158,19 @@ def split(text: str, what: str) -> list[str]:
 
 
 def variables(text: str) -> dict[str, str]:
-    """`N=V M=W` as a mapping. Raises `UsageError`."""
+    """`N=V M=W` as a mapping. A secret's name alone, such as HF_TOKEN, stands for its value in this process's
+    environment: so it is on no command line. Raises `UsageError`.
+    """
     found = {}
     for word in split(text, "SERVER_ENV"):
         name, equals, value = word.partition("=")
+        if not equals and _SECRET_VARIABLE.search(name):
+            if name not in os.environ:
+                raise UsageError(f"SERVER_ENV: {name} is not set in the environment", hint=f"export {name}=…")
+            found[name] = os.environ[name]
+            continue
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise UsageError(f"SERVER_ENV: {word!r} is not NAME=VALUE", hint="SERVER_ENV='VLLM_X=1 Y=2'")
+            raise UsageError(f"SERVER_ENV: {word!r} is not NAME=VALUE", hint="SERVER_ENV='VLLM_X=1 HF_TOKEN'")
         found[name] = value
     return found
 

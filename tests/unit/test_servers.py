@@ -99,11 +99,19 @@ def test_several_sets_of_arguments_stand_between_two_dashes() -> None:
         ("vllm", "--model /m --config x.yaml", "", "--config"),
         ("vllm", "--model /m --tensor-parallel-size many", "", "no number of ranks"),
         ("vllm", "--model /m", "1X=2", "NAME=VALUE"),
+        ("vllm", "--model /m", "PLAIN", "NAME=VALUE"),
+        ("vllm", "--model /m", "NOT_SET_TOKEN", "NOT_SET_TOKEN is not set"),
     ],
 )
 def test_words_that_make_no_start_are_refused(server, arguments, environment, message) -> None:
     with pytest.raises(UsageError, match=message):
         words.parse(server, arguments, environment)
+
+
+def test_a_secret_by_name_alone_comes_from_the_environment(monkeypatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "stuvwx")
+    said = words.parse("vllm", "--model /m", "VLLM_X=1 HF_TOKEN")[0]
+    assert said.secrets == {"HF_TOKEN": "stuvwx"} and said.environment == {"VLLM_X": "1"}
 
 
 def test_secrets_are_used_and_never_recorded() -> None:
