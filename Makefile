@@ -11,7 +11,8 @@ PYTEST = $(VENV)/bin/python -m pytest -q
 TUNE_TESTS = PIPELINE_TUNE_PYTHON=$(CURDIR)/$(TUNE_VENV)/bin/python PIPELINE_TUNE_OTHER=$(CURDIR)/$(TUNE_VENV)/other
 
 # Variables come from the command line, or from the environment under PIPELINE_ (PIPELINE_ARCH=90a): never from a bare
-# ARCH or IMAGE that a CI exports. Values reach the commands through the environment, and no shell reads them.
+# ARCH or IMAGE that a CI exports. The shell expands them in quotes and never parses what they contain. They become
+# arguments of the command, which `ps` shows: give a secret by its name alone (SERVER_ENV=HF_TOKEN).
 PLAN := TP=tp EP=ep PP=pp DP=dp DEVICE=device ARCH=arch MAX_TOKENS=max-tokens BUCKETS=buckets OPS=ops SKIP_OPS=skip-ops \
   BACKENDS=backends
 BUILD := BASE_IMAGE=base-image CACHE=cache SERVER=server SERVER_ARGS=server-args SERVER_ENV=server-env PREVIOUS=previous \

@@ -92,7 +92,7 @@ def check_free(client: DockerClient, repository: str, tag: str) -> str:
 
 
 def tag(client: DockerClient, image: str, repository: str, name: str) -> str:
-    """Give an image its name. One of ours that had it is removed where nothing else names or uses it."""
+    """Give an image its name. An image of this pipeline that had it is removed where nothing else names or uses it."""
     from docker.errors import ImageNotFound
 
     from .session import drop_image

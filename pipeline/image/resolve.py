@@ -33,7 +33,7 @@ from .wheels import COMPILER, CPU, CUDA, ensure_wheelhouse
 
 @dataclass(frozen=True)
 class Inputs:
-    """All that decides what is baked. `decides` has it in clear, `digest` is over that and addresses the store."""
+    """All that decides what is baked. `digest`, the inputs digest, is the sha256 of `decides`."""
 
     producer: Producer
     base: bases.Base
@@ -242,7 +242,7 @@ def _check_flashinfer(plan: Plan, caches: Sequence[Stored], installed: str) -> N
 def _recipe(ground: _Ground, device: str) -> Recipe:
     """Which Dockerfile builds the image, and which wheels go in.
 
-    none      the base is an image of ours, to which only caches are added
+    none      the base is an image of this pipeline, to which only caches are added
     overlay   the base brings torch and FlashInfer: nothing is installed
     cpu       any base with Python: CPU wheels
     cuda      any base with Python: CUDA from wheels, and a C++ compiler beside it for the stage that tunes

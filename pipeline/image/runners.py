@@ -6,8 +6,8 @@
     container   the tuner image as a container with the engine's GPUs, its folder copied out
 
 Each leaves `failure.json` instead of a cache when the ranks fail, and ends without an error of its own. What an
-interrupted tuning had finished lies in <cache home>/unfinished/<inputs digest>/, one file an op; a RUN step of BuildKit
-keeps it in a cache mount of that name. The ranks check these files, not the host.
+interrupted tuning had finished lies in <cache home>/unfinished/<digest>/, by a digest of what is tuned, one file an op;
+a RUN step of BuildKit keeps it in a cache mount of that name. The ranks check these files, not the host.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _select(session: Session, wanted: str, *, device: str, gpus: Gpus) -> tuple[
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The folder of one inputs digest for finished ops; `anew` does not resume from it."""
+    """The folder of finished ops, by a digest of what is tuned; `anew` does not resume from it."""
 
     place: Path
     anew: bool = False

@@ -29,7 +29,7 @@ BLOCK_SCALED: dict[Kind, tuple[str, str, tuple[str, str], dict[str, int]]] = {
     Kind.MXFP4: ("mxfp4", "trtllm_fp4_block_scale_moe", ("bfloat16", _PACKED), {"hidden": 256, "intermediate": 128}),
 }
 BF16_BLOCK = 64  # columns of bfloat16 weights in one block of 128 bytes
-# family -> FlashInfer's RoutingMethodType, as its trtllm-gen ops are told it
+# family -> FlashInfer's RoutingMethodType, as its trtllm-gen ops take it
 ROUTING = {
     "mixtral": "renormalize",
     "qwen3_moe": "renormalize_naive",
@@ -91,7 +91,7 @@ def _cutlass_moe(part: Part, context: Context, dtypes: tuple[str, str], **option
 
 
 def _routing_method(context: Context) -> str:
-    """What the trtllm-gen ops are told of the router; empty where this tuner has no counterpart."""
+    """The router's method as the trtllm-gen ops take it; empty where this tuner has no counterpart."""
     moe = context.model.moe
     assert moe is not None
     method = ROUTING.get(context.model.family, "")

@@ -19,7 +19,8 @@
     gpu = ["h200", "h100+h200"]
     server = "vllm"
 
-Lists of `model`, `tp`, `gpu`, `server` and `platform` are crossed. `h100+h200` gathers the caches of both in one image.
+Lists of `model`, `tp`, `gpu`, `server` and `platform` give a cell for each combination. `h100+h200` gathers the caches
+of both in one image.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from pipeline.flashinfer.gpus import find_arch
 from pipeline.image.names import PREFIX, plain
 from pipeline.planning.model_source import usual_tp
 
-_MAX_CELLS = 1000  # of a table that is crossed: more are a mistake
+_MAX_CELLS = 1000  # combinations of one table: more are a mistake
 _AXES = ("model", "tp", "gpu", "server", "platform")
 _PATH_FIELDS = ("model", "tp", "gpu", "server")
 # Of a cell's table, what a build does not take under the same name.
@@ -156,7 +157,7 @@ class ServerTable(_Strict):
 
 
 class CellTable(_Strict):
-    """Cells, crossed over the lists. `name` tells two tables apart; the rest is what a build takes under that name."""
+    """A cell for each combination of the lists. `name` tells two tables apart; the rest are options of a build."""
 
     name: Short | None = None
     model: Names
@@ -271,7 +272,7 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class _One:
-    """One combination of the crossed values; empty text is a value that was not given."""
+    """One combination of the lists' values; empty text is a value that was not given."""
 
     model: str
     tp: int

@@ -2,7 +2,7 @@
 
 words       what a deployment says: arguments and environment, secrets apart
 adapters    what a server is: its command, its cache directories, its log, what enters its hashes
-kinds       kinds of caches, told apart by where they lie
+kinds       kinds of caches, known by where they lie
 starts      what is started, and what was seen of it
 watch       one start after another, inside the container: files, processes, log, requests
 collect     what the starts wrote → caches by kind, as they will lie in the image

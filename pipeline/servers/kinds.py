@@ -1,4 +1,4 @@
-"""Kinds of caches, told apart by the directory that they lie in. Standard library only: it runs in containers too."""
+"""Kinds of caches, known by the directory that they lie in. Standard library only: it runs in containers too."""
 
 from __future__ import annotations
 

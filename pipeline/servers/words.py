@@ -1,7 +1,7 @@
 """What a deployment says to its server: arguments and environment, secrets apart.
 
 A server's hashes hold the spelling of its arguments, so they are kept word by word. Values of secret options and
-variables are used for the start and written nowhere.
+variables are used for the start and baked nowhere.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Words:
 
     @property
     def model(self) -> str:
-        """The model as the server is told of it: a path, or a hub id."""
+        """The model as the arguments name it: a path, or a hub id."""
         first = self.arguments[0] if self.arguments else ""
         if self.server == "vllm" and first and not first.startswith("-"):
             return first

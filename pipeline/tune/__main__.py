@@ -33,7 +33,7 @@ from .supervisor import Launch, Nodes, run_with_restarts, temporary
 
 
 class Unsaid(UsageError):
-    """What was tuned cannot be told on stdout."""
+    """The result cannot be written to stdout."""
 
 
 def _tune(arguments: argparse.Namespace) -> dict[str, object]:

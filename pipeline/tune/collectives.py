@@ -41,7 +41,7 @@ class Ranks:
     steps: Steps
     everyone: Any
     groups: dict[tuple[int, ...], Any]
-    hosts: tuple[str, ...] = ()  # names by rank, once the ranks have told them
+    hosts: tuple[str, ...] = ()  # names by rank, once the ranks have sent them
 
     def group(self, holders: Sequence[int]) -> Any:  # noqa: ANN401 - a ProcessGroup
         """The gloo group of the ranks that hold an op."""

@@ -83,7 +83,7 @@ def load() -> Any:  # noqa: ANN401 - FlashInfer has no types
             raise FlashInferMissing(
                 f"FlashInfer cannot be imported: {type(error).__name__}: {said}",
                 details=[*str(error).splitlines()[1:], f"raised in {where.filename}:{where.lineno}"],
-                hint=f"`import {module}` has to work with this Python: mend or reinstall what raised it",
+                hint=f"`import {module}` has to work with this Python: repair or reinstall what raised it",
             ) from error
         missing += [f"{module}.{name}" for name in names if not _has(found, name)]
     _refuse(missing)
@@ -101,7 +101,7 @@ def version() -> str:
 
 
 def _version_if_any() -> str | None:
-    """The version, or None where whatever is wrong is told by looking at all the names."""
+    """The version, or None where it cannot be read: the missing names say enough."""
     try:
         return version()
     except (Exception, SystemExit):  # noqa: BLE001 - an import runs anything
@@ -341,5 +341,5 @@ def _refuse(missing: list[str]) -> None:
         raise FlashInferMoved(
             " ".join(filter(None, ("FlashInfer", _version_if_any(), f"has no {missing[0]}"))),
             details=[f"missing: {name}" for name in missing],
-            hint="use a FlashInfer between 0.6.16.post3 and 0.7.4, or mend pipeline/tune/flashinfer_api.py",
+            hint="use a FlashInfer between 0.6.16.post3 and 0.7.4, or adapt pipeline/tune/flashinfer_api.py",
         )

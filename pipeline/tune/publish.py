@@ -3,7 +3,7 @@
     OUT/<flashinfer-version>/<arch>/<hash>/autotune_configs.json, manifest.json     0644
 
 The supervisor does it once every rank has ended well: a rank that ended badly after the last meeting would leave a
-cache where all are told that none was saved. Standard library only.
+cache where every message says that none was saved. Standard library only.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def open_out(place: Path) -> None:
 
 
 def finish(out: Path, work: Path, state: Path | None) -> dict[str, object]:
-    """Publish below `out` what the ranks left in `work`, and remove what `state` kept of it; return what is told.
+    """Publish below `out` what the ranks left in `work`, and remove what `state` kept; return the result for stdout.
 
     Raises `OutUnusable`.
     """

@@ -199,7 +199,7 @@ def open_key(root: Path, chosen: str | None) -> Stored:
 
 
 def join(results: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:
-    """One object from what all ranks found; the same miss on several ranks is told once, with the ranks."""
+    """One object from what all ranks found; a miss that several ranks had is listed once, with the ranks."""
     counts = ("calls", "hits", "between", "other_calls", "other_hits", "measured")
     return {
         "key": key,

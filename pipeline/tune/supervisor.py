@@ -3,10 +3,10 @@
     supervisor ──┬── rank 0         each rank writes its step, its failure and its stack into the supervisor's
                  └── rank N-1       own temporary directory, and the supervisor reads them
 
-The watchdog acts when a rank that waits for no other has said nothing for the process group's timeout and a margin: it
-also sees what the timeout of a collective cannot, such as a rank that loops. Starting has a timeout of its own, since
-nothing is said while libraries are imported; but a rank that the kernel has stopped imports nothing, and is found
-after the same time as later. Standard library only.
+The watchdog ends the run when a rank that waits for no other has written no step for the process group's timeout plus
+`MARGIN`. So it also finds a rank that loops, which a collective's timeout does not. The start has a timeout of its own
+(`START_SECONDS`), since a rank writes no step while it imports libraries. A rank that the kernel has stopped imports
+nothing: the shorter timeout counts for it at the start too. Standard library only.
 """
 
 from __future__ import annotations

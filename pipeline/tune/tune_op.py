@@ -109,14 +109,14 @@ def _prepare(session: Session, index: int, group: Any) -> tuple[int, ...]:  # no
 
 
 def _shared_with_some(session: Session, index: int) -> list[int]:
-    """The ops before this one that only some ranks of this one have tuned, as those of a pipeline's stage."""
+    """Earlier ops that some of this op's ranks have tuned and others have not, such as those of one pipeline stage."""
     everyone = holders(session.plan, session.ranks.world)
     mine = set(everyone[index])
     return [i for i in range(index) if session.strategy.together and mine & set(everyone[i]) not in (mine, set())]
 
 
 def _known_to_some(session: Session, index: int) -> set[str]:
-    """The entries of such ops: no other rank can have them, and this op is not answered by them (`_unanswered`)."""
+    """The entries of these ops. Only some ranks have them, so they must not answer for this op (`_unanswered`)."""
     apart = _shared_with_some(session, index)
     theirs = {key for i in apart for key in session.used.get(i, ())}
     common = {key for i, keys in session.used.items() if i not in apart for key in keys}

@@ -107,7 +107,7 @@ def _bucket(profile: Theirs, config: Theirs) -> int:
 
 
 class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
-    """`on_try` is told each tactic before it is run, and words about it; `forbid` makes measuring an error.
+    """`on_try` is called with each tactic before it runs, and a text about it; `forbid` makes measuring an error.
 
     Tactics in `banned`, by identity, are never measured.
     """
@@ -126,7 +126,7 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
                 raise
             raise BlocklistUnreadable(
                 f"FlashInfer cannot read {BLOCKLIST}={named}: {type(error).__name__}: {error}",
-                hint=f"mend that file, or unset {BLOCKLIST}",
+                hint=f"correct that file, or unset {BLOCKLIST}",
             ) from error
         self.watch = Watch()
         self.banned: frozenset[bytes] = frozenset()

@@ -29,7 +29,7 @@ from .processes import die_with_parent
 from .steps import Steps, stack_path, step_path
 
 _FAREWELL_SECONDS = 30.0  # how long a failed rank waits to be ended by its supervisor
-_RESERVE = 16 << 10  # bytes kept for a rank's failure, which is to be told on a full disk too
+_RESERVE = 16 << 10  # bytes kept for a rank's failure, so that it can be written on a full disk too
 _PATIENCE = 60.0  # seconds that the second process may take for one answer, inputs and all
 
 

@@ -176,7 +176,7 @@ class _Compiler:
                 hint="uv was given pip's configuration: `pip config debug` shows it",
             ) from error
         for line in said:
-            if "is yanked" in line:  # a pin of ours, or all that fits
+            if "is yanked" in line:  # the template pins it, or nothing else fits
                 self.note(line)
         rows = (self.folder / f"{name}.txt").read_text(encoding="utf-8").splitlines()
         return "".join(f"{row}\n" for row in map(self._without_address, rows) if row)

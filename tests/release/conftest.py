@@ -78,7 +78,7 @@ def trusted(secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def faulty(plain: Running) -> Iterator[Proxy]:
-    """A proxy in front of the plain registry that goes wrong as it is told."""
+    """A proxy in front of the plain registry that fails as a test asks."""
     with Proxy(plain.host) as proxy:
         yield proxy
 
@@ -98,7 +98,7 @@ def keys(key_pairs: list[tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def stranger(keys: tuple[Path, Path], key_pairs: list[tuple[Path, Path]]) -> tuple[Path, Path]:
+def other_keys(keys: tuple[Path, Path], key_pairs: list[tuple[Path, Path]]) -> tuple[Path, Path]:
     """Another pair, of the same password."""
     return key_pairs[1]
 

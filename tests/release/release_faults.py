@@ -1,4 +1,4 @@
-"""An HTTP proxy in front of a registry that goes wrong as it is told, and counts what passes."""
+"""An HTTP proxy in front of a registry that fails as a test asks, and counts what passes."""
 
 from __future__ import annotations
 

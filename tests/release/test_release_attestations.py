@@ -95,11 +95,11 @@ def test_a_verdict_that_does_not_fit_is_wrong_and_does_a_right_one_no_harm(plain
         assert states(examine(registry, name))["verdict"][0] == "ok"
 
 
-def test_what_others_attached_or_signed_does_not_count(plain, keys, stranger, tmp_path):
+def test_what_others_attached_or_signed_does_not_count(plain, keys, other_keys, tmp_path):
     """Whoever may push can attach: only what the key signed proves anything."""
     image = SampleImage(tmp_path, subject="sha256:" + "0" * 64)
     with Registry(plain.host, NOBODY, QUICK) as registry:
-        digest = release(registry, "trust/others", image, signer=Signer(str(stranger[0]))).digest
+        digest = release(registry, "trust/others", image, signer=Signer(str(other_keys[0]))).digest
         found = states(examine(registry, Reference(plain.host, "trust/others", digest=digest), Verifier(str(keys[1]))))
     assert found["signature"][0] == found["verdict"][0] == found["sbom"][0] == "wrong"
     assert found["provenance"] == ("wrong", "its subject is another image")

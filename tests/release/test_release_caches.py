@@ -190,7 +190,7 @@ def test_pull_refuses_images_taken_places_and_bad_names(plain, tmp_path, capsys)
     assert "Traceback" not in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_signed_with_a_password_through_tls_and_demanded(logged_in, trusted, keys, stranger, pipeline, tmp_path):
+def test_signed_with_a_password_through_tls_and_demanded(logged_in, trusted, keys, other_keys, pipeline, tmp_path):
     private, public = keys
     cache_samples.write(tmp_path / "root", "NVIDIA H200")
     for host in (logged_in.host, trusted.host):
@@ -200,7 +200,7 @@ def test_signed_with_a_password_through_tls_and_demanded(logged_in, trusted, key
         done = pipeline("cache", "pull", name, "-o", tmp_path / f"out-{host}", "--key", public)
         assert done.returncode == 0, done.stderr
         assert (next((tmp_path / f"out-{host}").rglob(MANIFEST_FILE))).is_file()
-        done = pipeline("cache", "pull", name, "-o", tmp_path / "not", "--key", stranger[1])
+        done = pipeline("cache", "pull", name, "-o", tmp_path / "not", "--key", other_keys[1])
         assert done.returncode == Exit.PUBLISH and "is not signed by" in done.stderr
     assert not (tmp_path / "not").exists()
     done = pipeline(

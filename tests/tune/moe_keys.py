@@ -127,7 +127,7 @@ def routed(case: Any, tokens: int) -> None:
 
 
 def unfused(case: Any, tokens: int) -> None:
-    """A call as SGLang 0.5.23 makes it unless it is told otherwise."""
+    """A call as SGLang 0.5.23 makes it; arguments change that."""
     real = fused_moe.cutlass_fused_moe
     fused_moe.cutlass_fused_moe = partial(real, use_fused_finalize=False)
     try:

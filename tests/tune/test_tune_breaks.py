@@ -146,7 +146,7 @@ def test_a_rank_that_comes_back_from_no_tactic_is_named_with_its_stack(
 def test_memory_that_runs_out_outside_of_a_tactic_names_the_rank(
     tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, fault: str, what: str
 ) -> None:
-    done = broken(tuner, make_plan(), tmp_path, fault, "--timeout", 600)  # it is told before the others give up
+    done = broken(tuner, make_plan(), tmp_path, fault, "--timeout", 600)  # it fails before the others give up
     assert (done.status, error_line(done)) == (6, f"error: rank 1: out of memory while {what} for cpu_mm")
     assert "planted exhaustion" in done.stderr
 

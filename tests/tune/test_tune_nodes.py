@@ -59,7 +59,7 @@ class Host:
             )  # fmt: skip
 
     def disappear(self) -> None:
-        """As a host whose power fails: nobody is told. The cable first, so that no connection is closed properly."""
+        """As a host whose power fails: it sends no message. The cable first, so that no connection is closed properly."""
         ip("-n", self.name, "link", "set", "e0", "down")
         pids = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True).stdout
         for pid in map(int, pids.split()):

@@ -12,7 +12,7 @@ import pytest
 from tune_harness import Tuner, write_plan
 
 HERE = Path(__file__).parent
-ARCH = {"FLASHINFER_CUDA_ARCH_LIST": "9.0a"}  # without a GPU FlashInfer must be told one
+ARCH = {"FLASHINFER_CUDA_ARCH_LIST": "9.0a"}  # without a GPU FlashInfer needs one from here
 TRTLLM = (
     "trtllm_bf16_moe", "trtllm_fp8_per_tensor_scale_moe", "trtllm_fp8_block_scale_moe", "trtllm_fp4_block_scale_moe",
 )  # fmt: skip
@@ -123,7 +123,7 @@ def test_trtllm_moe_is_tuned_by_bucket_in_the_layout_of_servers(keys: Any) -> No
 
 
 def test_what_the_keys_of_trtllm_moe_leave_out_is_refused(keys: Any) -> None:
-    """Two layers are told apart by their keys, or refused in one cache; in this FlashInfer, whichever it is."""
+    """Two layers differ by their keys, or refused in one cache; in this FlashInfer, whichever it is."""
     for op in TRTLLM:
         one = keys[op]
         assert sorted(one["told apart"] + one["clashes"]) == ["hidden", "intermediate", "local_experts", "top_k"], op
@@ -155,7 +155,7 @@ def test_the_other_keys_of_fp8_products_are_those_that_flashinfer_writes(told: A
     assert none == []
 
 
-def test_modules_are_known_before_tuning_and_a_failed_build_is_told_on_every_rank(told: Any) -> None:
+def test_modules_are_known_before_tuning_and_a_failed_build_is_reported_on_every_rank(told: Any) -> None:
     assert told["modules"] == ["gemm", "mm_bf16_cublaslt"]
     message, *details, building = told["failed build"]
     assert message == "rank 1 could not compile FlashInfer's modules: RuntimeError: Ninja build failed."

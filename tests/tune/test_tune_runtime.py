@@ -1,4 +1,4 @@
-"""`with tuned():` in one's own program: the real FlashInfer answers from the baked file, or the program is told why."""
+"""`with tuned():` in one's own program: the real FlashInfer answers from the baked file, or the program learns why."""
 
 from __future__ import annotations
 

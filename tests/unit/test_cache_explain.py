@@ -238,7 +238,7 @@ def test_a_used_file_says_what_it_does_not_answer():
     assert "cpu_gemm: 1 shapes run on default tactics" in found.lines()[2]
 
 
-def test_an_answer_that_stands_twice_is_told_and_costs_once(capsys, tmp_path, record):
+def test_an_answer_that_stands_twice_is_reported_and_costs_once(capsys, tmp_path, record):
     value = json.loads((CASES / "h200_two_tunes_a.json").read_text())
     value |= {other: entry for key, entry in value.items() for other in other_keys(key)}
     (tmp_path / "twice.json").write_text(json.dumps(value))

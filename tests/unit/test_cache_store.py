@@ -102,7 +102,7 @@ DAMAGE = {
     "manifest no JSON": (lambda p: (p / MANIFEST_FILE).write_text("{"), "is not JSON"),
     "manifest duplicate": (lambda p: (p / MANIFEST_FILE).write_text('{"a":1,"a":2}'), "the key a stands twice"),
     "manifest of another version": (lambda p: _edit_manifest(p, schema=99), "$.schema: 99, and this version reads 1"),
-    "stranger": (lambda p: (p / "x.json").write_text("{}"), "x.json is not in the manifest"),
+    "unlisted file": (lambda p: (p / "x.json").write_text("{}"), "x.json is not in the manifest"),
     "directory inside": (lambda p: (p / "d").mkdir(), "is not a regular file"),
     "link inside": (lambda p: (p / "l").symlink_to("/etc/passwd"), "is not a regular file"),
     "pipe inside": (lambda p: os.mkfifo(p / "pipe"), "is not a regular file"),

@@ -88,7 +88,9 @@ def test_a_device_is_locked_by_itself_and_two_orders_never_wait_for_each_other(t
         pass
 
 
-def test_who_holds_a_lock_is_told_without_what_may_be_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_owner_of_a_lock_is_named_without_what_may_be_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["/x/pipeline", "build", "--server-args=--api-key sk-1", "tiny", "sk-2 x"]
     monkeypatch.setattr(sys, "argv", words)
     with locked(tmp_path / "lock", "it"):

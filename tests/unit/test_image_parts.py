@@ -399,7 +399,7 @@ def test_a_build_s_command_line_is_the_same_every_time_and_has_no_network(tmp_pa
         ("ERROR: SSLError(certificate verify failed)", "could not fetch"),
     ],
 )
-def test_pip_s_failures_are_told_apart(line: str, message: str) -> None:
+def test_each_failure_of_pip_has_its_message(line: str, message: str) -> None:
     error = wheels._failed(Path("image-cpu.txt"), ProcessFailed(["pip"], 1, [line]), "log")
     assert re.search(message, error.message) and error.hint
     assert ("proxy" in error.hint) == ("SSL" in line)

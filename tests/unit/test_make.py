@@ -75,7 +75,7 @@ def test_ranges_of_buckets_arrive_whole(tmp_path: Path) -> None:
 
 
 def test_what_shares_an_engine_stays_in_one_process(tmp_path: Path) -> None:
-    """Our dealing out is taken by the pytest and xdist that are pinned: one that is ignored is not told otherwise."""
+    """The pinned pytest and xdist use our distribution of tests: nothing else would show one that they ignore."""
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     code = "import os\ndef test_{}():\n    open('said', 'a').write('{} ' + os.environ['PYTEST_XDIST_WORKER'] + '\\n')\n"
     for name in ("docker/test_build", "docker/test_bases", "docker/test_release", "release/test_a"):

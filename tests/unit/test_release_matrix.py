@@ -63,7 +63,7 @@ def wrong(tmp_path: Path, text: str) -> list[str]:
     return list(caught.value.details) or [caught.value.message.removeprefix(f"{path}: ")]
 
 
-def test_lists_are_crossed(tmp_path: Path) -> None:
+def test_lists_give_a_cell_for_each_combination(tmp_path: Path) -> None:
     cells = cells_of(tmp_path)
     assert [cell.name for cell in cells] == [
         "llama-3.1-8b-tp1-h200-vllm",
@@ -160,7 +160,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, said: str) -
     assert any(said in line for line in wrong(tmp_path, text)), wrong(tmp_path, text)
 
 
-def test_tables_are_told_apart_by_a_name(tmp_path: Path) -> None:
+def test_a_name_distinguishes_tables(tmp_path: Path) -> None:
     cells = cells_of(tmp_path, f"{TINY}buckets = 1\n{TINY}buckets = 8\n".replace("buckets = 8", 'name = "eight"'))
     assert [cell.name for cell in cells] == ["tiny-tp2", "tiny-tp2-eight"]
 

@@ -144,7 +144,7 @@ def test_how_to_run_the_image_is_said_with_its_words(arguments, entrypoint, opti
 # kinds
 
 
-def test_kinds_are_told_by_their_place() -> None:
+def test_a_kind_is_known_by_its_place() -> None:
     files = {
         COMPILED: 3,
         "/opt/warm/triton/ab/k.cubin": 4,

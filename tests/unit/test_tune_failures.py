@@ -87,7 +87,7 @@ def test_an_expected_error_of_a_rank_keeps_its_exit_code(code: int, family: type
     assert isinstance(error, family)
     assert (error.message, error.hint, error.details, error.exit_code) == ("rank 1: no", "do this", ("why",), code)
     both = found(*(rank(number, failure=replace(failure, rank=number)) for number in (0, 1)))
-    assert both.message == "no", "what every rank says is told once"
+    assert both.message == "no", "what every rank says is reported once"
 
 
 @pytest.mark.parametrize("status", [-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, 3, 134])

@@ -24,7 +24,7 @@ def test_the_answering_bucket_is_the_nearest_below_or_above(buckets: set[int], t
     assert found == ((fits[0] if round_up else fits[-1]) if fits else ordered[-1 if round_up else 0])
 
 
-def test_findings_of_several_ranks_are_told_once() -> None:
+def test_findings_of_several_ranks_are_listed_once() -> None:
     miss = {"op": "x", "tokens": 1, "bucket": 1, "entry": "k"}
     joined = _together([(0, miss), (1, dict(miss)), (1, {**miss, "tokens": 2})])
     assert [(one["tokens"], one["ranks"]) for one in joined] == [(1, [0, 1]), (2, [1])]

@@ -362,7 +362,7 @@ def test_a_build_takes_the_wheels_of_the_lock_and_stops_at_any_other(root: Path,
     assert not list((root / "home/wheels").glob("[0-9a-f]*"))
 
 
-def test_a_user_without_the_index_of_torch_s_cpu_builds_is_told_of_it(root: Path, wheels: Path, index: Index) -> None:
+def test_a_user_without_the_index_of_torch_s_cpu_builds_gets_a_hint(root: Path, wheels: Path, index: Index) -> None:
     wheel(wheels, "torch", "2.0")
     lock = plant(root, {"torch.txt": f"torch==2.0+cpu --hash=sha256:{'0' * 64}\n"}) / "torch.txt"
     with pytest.raises(BuildError, match=r"lacks a wheel of torch\.txt: .*torch==2\.0\+cpu") as caught:

@@ -87,6 +87,6 @@ def test_the_preset_opens_one_pull_request_for_a_lock() -> None:
             assert words[-1] == f"{name}.in"
 
 
-def test_the_bot_is_told_which_command_to_run() -> None:
+def test_the_bot_gets_the_command_to_run() -> None:
     tasks = [rule["postUpgradeTasks"]["commands"] for rule in preset()["packageRules"] if "postUpgradeTasks" in rule]
     assert tasks == [["pipeline versions bump --refresh"]]

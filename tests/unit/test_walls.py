@@ -1,4 +1,4 @@
-"""The walls that hold the house up, read from the imports and calls of the code itself."""
+"""Which packages may import which, and who starts processes: read from the imports and calls of the code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "pipeline"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# room -> rooms of ours that it may import (`registry` must work on a host with Python and requests alone); `run`, `log` and `home` are single modules
+# package -> packages of this project that it may import (`registry` must work on a host with Python and requests alone); `run`, `log` and `home` are single modules
 ALLOWED = {
     "contract": set(),
     "cache": {"contract", "flashinfer"},
@@ -196,7 +196,7 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
 
 
 def modules(path: Path, package: list[str], known: set[str]) -> Iterator[str]:
-    """The modules of ours that a file imports: of `from . import x` it is x."""
+    """The modules of this project that a file imports: of `from . import x` it is x."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
