@@ -16,7 +16,7 @@ from pathlib import Path
 from pipeline import log
 
 from .names import TUNERS
-from .session import Session, created, drop_image, remove_leftovers
+from .session import Session, drop_image, named, remove_leftovers
 
 _DAY = 86_400.0
 KEPT_TUNERS = 3  # tuner images
@@ -77,9 +77,9 @@ def _old(home: Path, days: float) -> Iterator[Item]:
 
 def _tuners(session: Session, days: float) -> Iterator[Item]:
     now = time.time()
-    images = sorted(session.client.images.list(name=TUNERS), key=lambda image: -created(image.attrs))
+    images = sorted(session.client.images.list(name=TUNERS), key=lambda image: -named(image.attrs))
     for at, image in enumerate(images):
-        age = (now - created(image.attrs)) / _DAY
+        age = (now - named(image.attrs)) / _DAY
         if at >= KEPT_TUNERS or age > days:
             for name in image.tags:
                 yield Item("tuner image", name, int(image.attrs.get("Size", 0)), age)

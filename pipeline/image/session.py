@@ -160,7 +160,7 @@ def remove_leftovers(session: Session, *, dry_run: bool = False) -> list[str]:
     for image in client.images.list(name=CANDIDATES):
         for tag in image.tags:
             run = tag.rpartition(":")[2]
-            if tag.startswith(f"{CANDIDATES}:") and is_gone(home, run, time.time() - created(image.attrs)):
+            if tag.startswith(f"{CANDIDATES}:") and is_gone(home, run, time.time() - named(image.attrs)):
                 removed.append(f"image {tag}")
                 runs.add(run)
                 if not dry_run:
@@ -199,7 +199,19 @@ def drop_image(client: DockerClient, name: str) -> None:
 
 def created(attrs: Any) -> float:  # noqa: ANN401 - the engine's JSON
     """When an image was made, in seconds since the epoch; now where the engine does not say."""
-    text = str(attrs.get("Created") or "")
+    return _seconds(attrs.get("Created"))
+
+
+def named(attrs: Any) -> float:  # noqa: ANN401 - the engine's JSON
+    """When an image got its last name, in seconds since the epoch; now where the engine does not say.
+
+    `Created` would not do: images of this pipeline have fixed times, so that equal ones are equal.
+    """
+    return _seconds((attrs.get("Metadata") or {}).get("LastTagTime"))
+
+
+def _seconds(text: object) -> float:
+    text = str(text or "")
     with contextlib.suppress(ValueError):
         when = datetime.fromisoformat(f"{text[:19]}+00:00")
         return when.timestamp() if when.year > 1 else time.time()

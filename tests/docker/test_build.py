@@ -324,12 +324,7 @@ def test_the_report_is_made_again_from_what_the_image_holds(
 ) -> None:
     """The build wrote one and said how to run the image; elsewhere the image and its verdict are enough."""
     assert f"docker run --rm {NAME} env" in built["stderr"] and "containers:" in built["stderr"]
-    kept = home / "tuned-image-pipeline" / "reports" / f"{OWN}-tiny-two.html"
-    assert str(kept) in built["stderr"]
-    done = pipeline("report", NAME, "-o", str(tmp_path / "again.html"))
-    assert done.status == 0, done.stderr
-    pages = [path.read_text() for path in (tmp_path / "again.html", kept)]
-    assert len({page.partition("How it was made")[0] for page in pages}) == 1  # its steps are those of its last build
+    assert str(home / "tuned-image-pipeline" / "reports" / f"{OWN}-tiny-two.html") in built["stderr"]
     (tmp_path / "verdict.json").write_text(json.dumps(built["verdict"]))
     words = ("report", NAME, "-o", str(tmp_path / "other.html"), "--verdict", str(tmp_path / "verdict.json"))
     done = pipeline(*words, env={"XDG_CACHE_HOME": str(tmp_path)})

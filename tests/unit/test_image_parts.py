@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ from pipeline.image.contexts import Destination, Staging, settle, stage_layer
 from pipeline.image.names import ENTRY, KEY, PREFIX, TUNERS, check_free, check_image_name, check_reference, usual_name
 from pipeline.image.probe import BaseFacts
 from pipeline.image.producer import CacheDir, WarmUp
-from pipeline.image.session import Session, is_gone, log_file
+from pipeline.image.session import CANDIDATES, Session, is_gone, log_file
 from pipeline.image.tuner import _raise_failure
 from pipeline.run import ProcessFailed
 
@@ -454,12 +455,25 @@ def test_a_staged_context_counts_as_used(tmp_path: Path) -> None:
     assert place.is_dir()
 
 
+def image_of(name: str, named: str) -> Any:
+    """An image as the engine tells of it: this pipeline's are all of one date, their names are not."""
+    attrs = {"Created": "2020-01-01T00:00:00Z", "Metadata": {"LastTagTime": named}, "Size": 1}
+    return SimpleNamespace(tags=[name], attrs=attrs)
+
+
+def test_what_another_user_of_the_engine_builds_just_now_stays(tmp_path: Path) -> None:
+    now, removed = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()), []
+    images = [image_of(f"{CANDIDATES}:theirs", now), image_of(f"{CANDIDATES}:left", "2020-01-01T00:00:00")]
+    listed = SimpleNamespace(list=lambda name: images if name == CANDIDATES else [], remove=removed.append)
+    client: Any = SimpleNamespace(images=listed, api=SimpleNamespace(containers=lambda **_: []))
+    place = a_session(tmp_path)
+    clean.clean(Session(place.engine, client, tmp_path, place.log), tmp_path, days=0, dry_run=False)
+    assert removed == [f"{CANDIDATES}:left"]
+
+
 def test_clean_keeps_the_newest_tuner_images(tmp_path: Path) -> None:
     removed: list[str] = []
-    images = [
-        SimpleNamespace(tags=[f"{TUNERS}:{at}"], attrs={"Created": f"2020-01-0{at}T00:00:00", "Size": 1})
-        for at in (1, 3, 2, 4)
-    ]
+    images = [image_of(f"{TUNERS}:{at}", f"2020-01-0{at}T00:00:00") for at in (1, 3, 2, 4)]
 
     def none_of_ours(*_words: object, **_more: object) -> list[Any]:
         return []
