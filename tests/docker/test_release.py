@@ -315,9 +315,8 @@ def test_slurm_releases_each_cell_once_whatever_happens(shop: Shop, slurm: Slurm
     shop.proxy.seen.clear()
     work, (array, last) = slurm.submit(tmp_path / "release.toml", {"REGISTRY": repository})
     first = f"{array}_1"
-    slurm.until(
-        lambda: slurm.queue()[first][0] == "RUNNING" and "→ tune on" in (work / f"cell-{first}.log").read_text(), 600
-    )
+    log = work / f"cell-{first}.log"  # made a moment after the job is called running
+    slurm.until(lambda: slurm.queue()[first][0] == "RUNNING" and log.exists() and "→ tune on" in log.read_text(), 600)
     slurm.call("sbatch", "--wait", "--partition=urgent", "--nodelist", slurm.job(first)["BatchHost"], "--wrap=true")
     assert first in slurm.queue(), "preempted, and queued again"
     slurm.call("env", "-C", ROOT, "bash", EXAMPLES / "finish.sbatch", env={"WORK": str(work)}, fails=True)
@@ -333,8 +332,8 @@ def test_slurm_releases_each_cell_once_whatever_happens(shop: Shop, slurm: Slurm
     assert [(row["cell"], row["status"]) for row in told["cells"]] == [(name, "released") for name in names]
     assert (slurm.job(last)["JobState"], slurm.job(last)["Restarts"]) == ("COMPLETED", "0")
     assert logs.count(" 1 pushed") == number, "each cell once"
-    log = (shop.folder / "registry" / "registry.log").read_text()
-    stored = re.findall(r'"PUT /v2/tuned/(?:blobs/\S*digest=(\S+)|manifests/(tiny\S+)) HTTP/1.1" 201', log)
+    requests = (shop.folder / "registry" / "registry.log").read_text()
+    stored = re.findall(r'"PUT /v2/tuned/(?:blobs/\S*digest=(\S+)|manifests/(tiny\S+)) HTTP/1.1" 201', requests)
     assert [one for one, times in Counter(stored).items() if times > 1] == [], "nothing is pushed twice"
     assert len(slurm.submit(tmp_path / "release.toml", {"REGISTRY": repository})[1]) == 1, "only a finish is left to do"
     slurm.wait(300)
