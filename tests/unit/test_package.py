@@ -66,7 +66,9 @@ def test_a_new_project_is_green_and_a_version_that_differs_in_it_is_found(instal
     assert names == {"versions.json", "templates", "docker", "requirements", "Makefile", ".gitignore", ".github"}
     (project / ".venv").symlink_to(installed.environment)
     (installed.environment / "ready").touch()
-    done = subprocess.run(["make", "check"], cwd=project, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "check"], cwd=project, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
     assert "every version agrees" in done.stderr
     file = project / "docker" / "Dockerfile"

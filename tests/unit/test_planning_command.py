@@ -105,7 +105,7 @@ def test_a_flashinfer_that_the_ranks_would_refuse_is_refused_by_the_plan(capsys,
     error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith(f"error: FlashInfer {version} is refused: it has no process group for the autotuner")
     assert ("keys collide" in error) is collide
-    assert hint == "hint: use 0.6.16 or newer in versions.json"
+    assert hint == "hint: use FlashInfer 0.6.16 or newer"
 
 
 def test_all_that_is_wrong_is_said_at_once(capsys):

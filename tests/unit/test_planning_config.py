@@ -280,7 +280,7 @@ def test_a_deepseek_that_says_that_all_its_layers_are_dense_is_planned(tmp_path)
           for family in ("jamba", "llama4_text", "qwen3_next", "mamba2", "deepseek_v32")),
         ({"hidden_size": 4096}, "model_type is missing"),
         ({"text_config": {}}, "model_type is missing"),
-        ({"text_config": {"model_type": "gemma3n_text"}}, "model_type 'gemma3n_text' is not one"),
+        ({"text_config": {"model_type": "gemma3n_text"}}, "model_type 'gemma3n_text' of its text_config is not one"),
         ({"model_type": "acme_vl", "text_config": {"num_hidden_layers": 2}, "vision_config": {}},
          r"model_type 'acme_vl' is not one that can be planned \(its text_config names none\)"),
         ({"model_type": "acme_vl", "text_config": {"model_type": None}}, r"'acme_vl' .* \(its text_config names none\)"),
