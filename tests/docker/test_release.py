@@ -296,7 +296,6 @@ compare = "off"
 buckets = [{number}]
 name = "n{number}"
 """
-OUTAGE = 20  # refused requests: four blobs at a time, each tried five times
 
 
 @pytest.fixture
@@ -305,7 +304,8 @@ def slurm(shop: Shop, tmp_path: Path) -> Iterator[Slurm]:
         yield one
 
 
-@pytest.mark.parametrize("number", [2, pytest.param(12, marks=pytest.mark.large)])
+@pytest.mark.large  # minutes; tests/release/test_release_slurm.py runs a real Slurm each time
+@pytest.mark.parametrize("number", [2, 12])
 def test_slurm_releases_each_cell_once_whatever_happens(shop: Shop, slurm: Slurm, tmp_path: Path, number: int) -> None:
     """One cell is preempted, one meets a registry that is away, and `finish` comes too early: examples/slurm as it is."""
     counts = range(16 * number, 17 * number)  # of tokens: no cell is another test's
@@ -323,15 +323,19 @@ def test_slurm_releases_each_cell_once_whatever_happens(shop: Shop, slurm: Slurm
     told = json.loads((work / "summary.json").read_text())
     failed = {row["cell"]: row["why"] for row in told["cells"] if row["status"] == "failed"}
     assert (told["exit_code"], failed[names[0]]) == (8, "it has no result in the registry")
-    away = shop.proxy.fail(method="PATCH|PUT", path="/blobs/uploads/", status=503, times=OUTAGE)
+
+    def logs() -> str:
+        return "".join(path.read_text() for path in work.glob("cell-*.log"))
+
+    away = shop.proxy.fail(method="PATCH|PUT", path="/blobs/uploads/", status=503)
+    slurm.until(lambda: "503" in logs(), 900)  # until a cell gives up
+    shop.proxy.faults.remove(away)
     slurm.wait(900)
-    assert away.hits == OUTAGE
-    logs = "".join(path.read_text() for path in work.glob("cell-*.log"))
-    assert "PREEMPTION" in logs and "503" in logs
+    assert "PREEMPTION" in logs()
     told = json.loads((work / "summary.json").read_text())
     assert [(row["cell"], row["status"]) for row in told["cells"]] == [(name, "released") for name in names]
     assert (slurm.job(last)["JobState"], slurm.job(last)["Restarts"]) == ("COMPLETED", "0")
-    assert logs.count(" 1 pushed") == number, "each cell once"
+    assert logs().count(" 1 pushed") == number, "each cell once"
     requests = (shop.folder / "registry" / "registry.log").read_text()
     stored = re.findall(r'"PUT /v2/tuned/(?:blobs/\S*digest=(\S+)|manifests/(tiny\S+)) HTTP/1.1" 201', requests)
     assert [one for one, times in Counter(stored).items() if times > 1] == [], "nothing is pushed twice"
