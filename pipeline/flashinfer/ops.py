@@ -1,10 +1,18 @@
-"""The ops of a plan: the names that FlashInfer's AutoTuner has for them, and the backends that may compete in them."""
+"""The ops of a plan: the names that FlashInfer's AutoTuner has for them, and the backends that may compete in them.
+
+Also which plans a leader cannot tune alone: host and ranks both refuse those.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from pipeline.contract.errors import UsageError
+from pipeline.contract.plan import Plan
+
 from .gpus import BLACKWELL, HOPPER_ON, KNOWN_SM, TRTLLM_GEN
+
+LEADER = "leader"  # the strategy in which the first rank that holds an op measures it
 
 # adapter -> the names under which FlashInfer's AutoTuner knows what it calls
 TUNED_AS: Mapping[str, tuple[str, ...]] = {
@@ -42,3 +50,20 @@ def is_skipped(op: str, skip_ops: Collection[str]) -> bool:
     """
     names = TUNED_AS.get(op, ())
     return op in skip_ops or (bool(names) and set(names) <= set(skip_ops))
+
+
+class LeaderUnfit(UsageError):
+    """Strategy `leader` was asked for, and the leader's work needs the ranks that would wait for it."""
+
+
+def check_leader(strategy: str, plan: Plan) -> None:
+    """Raise `LeaderUnfit` where `strategy` asks for a leader that this plan's ranks cannot wait for."""
+    apart = [op.name for op in plan.ops if op.shape.get("ep", 1) > 1]
+    if strategy != LEADER or (plan.layout.ep == 1 and not apart):
+        return
+    what = f"EP={plan.layout.ep}" if plan.layout.ep > 1 else f"{apart[0]} under expert parallelism"
+    raise LeaderUnfit(
+        f"--strategy leader with {what}: in an all-to-all the leader needs the other ranks, "
+        "and ranks that wait for a leader time out",
+        hint="use --strategy synchronized or sharded",
+    )

@@ -15,7 +15,7 @@ from pipeline.contract.commandline import budget, path, seconds
 from pipeline.contract.errors import CacheRefused, UsageError
 from pipeline.contract.plan import Plan
 from pipeline.flashinfer.gpus import find_arch
-from pipeline.flashinfer.leader import check_leader
+from pipeline.flashinfer.ops import check_leader
 from pipeline.planning.cli import MODEL_HELP, add_options, plan_from
 from pipeline.planning.ops import Target
 from pipeline.project import root

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,8 +60,6 @@ class Finished:
     @property
     def manifests(self) -> tuple[Manifest, ...]:
         """The manifests of FlashInfer's keys, in order; none where a server warmed up."""
-        import json
-
         if self.inputs.producer.name != "tune":
             return ()
         files = manifests_of(self.warm).values()
@@ -122,13 +121,7 @@ def build_image(request: Request) -> Outcome:
 def finish(request: Request, inputs: Inputs, session: Session, clock: Clock | None = None) -> Finished:
     """From inputs to a verified image without a name. Raise the failed step's error; no image is left then."""
     clock = clock or Clock()
-    warm = None if request.retune else find_entry(session.home, inputs.digest)
-    reused = warm is not None
-    if warm is None:
-        with clock.measure("build"):
-            image = build(inputs)
-        with clock.measure("warm up"):
-            warm = warm_up(inputs, image, request, session)
+    warm, reused = obtain(request, inputs, session, clock)
     warm = beside_those_of_base(warm, own_labels(inputs.base.config))
     with clock.measure("bake"):
         built = bake(inputs, warm, session)
@@ -136,6 +129,17 @@ def finish(request: Request, inputs: Inputs, session: Session, clock: Clock | No
         hint = _REMEDY_IMPORTED if request.imported else _REMEDY
         verdict = verify(inputs, session.candidate, session, timeout=request.startup_timeout, hint=hint)
     return Finished(session, inputs, warm, reused, built, verdict)
+
+
+def obtain(request: Request, inputs: Inputs, session: Session, clock: Clock) -> tuple[WarmUp, bool]:
+    """The warm-up of these inputs, and whether the store had it."""
+    warm = None if request.retune else find_entry(session.home, inputs.digest)
+    if warm is not None:
+        return warm, True
+    with clock.measure("build"):
+        image = build(inputs)
+    with clock.measure("warm up"):
+        return warm_up(inputs, image, request, session), False
 
 
 def give_name(done: Finished, wanted: str = "") -> str:
@@ -152,7 +156,4 @@ def warm_up_only(request: Request) -> tuple[Inputs, WarmUp, bool]:
     """Everything up to the warm-up in the host's store: what `pipeline tune` does. The last says that it was there."""
     with open_session("tune", store=request.store) as session:
         inputs = resolve(request, session)
-        warm = None if request.retune else find_entry(session.home, inputs.digest)
-        if warm is not None:
-            return inputs, warm, True
-        return inputs, warm_up(inputs, build(inputs), request, session), False
+        return inputs, *obtain(request, inputs, session, Clock())

@@ -13,6 +13,7 @@ a RUN step of BuildKit keeps it in a cache mount of that name. The ranks check t
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 import secrets
 import shutil
@@ -163,8 +164,6 @@ class Job:
             f"FROM {tuner}\nUSER root\nWORKDIR /\nCOPY previous {_PREVIOUS}\nCOPY state {STATE_ROOT}\n"
             f"RUN : attempt {secrets.token_hex(8)} && {ENV_WORKSPACE}={WORKSPACE} {' '.join(tuner_words(words))}\n"
         )
-        import io
-
         folders = {"previous": self.previous, "state": self.unfinished.folder()}
         context = io.BytesIO(tar_of(folders, {"Dockerfile": dockerfile.encode()}))
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -196,8 +198,6 @@ class TuneProducer:
 
     def _stamp(self, caches: Path, manifest: Manifest) -> Manifest:
         """Say in a manifest where it comes from and which variables name it, once: when it is made."""
-        from dataclasses import replace
-
         more = {f"variable {name}": value for name, value in variables([manifest]).items()}
         stamped = replace(manifest, provenance={**(self.provenance or {}), **more})
         write_json(caches / manifest.key / MANIFEST_FILE, stamped.to_json())
@@ -240,9 +240,6 @@ def variables(manifests: list[Manifest]) -> dict[str, str]:
 
 def _described(root: Path, manifests: list[Manifest], compiled: Modules | None, seconds: float) -> WarmUp:
     """A warm-up of keys below `root`, with compiled modules copied beside them."""
-    import os
-    import shutil
-
     caches = []
     if compiled is not None:
         shutil.copytree(compiled.root, root, dirs_exist_ok=True)

@@ -13,9 +13,9 @@ from pipeline.contract.errors import CacheRefused, PipelineError, UsageError
 from pipeline.contract.files import write_json
 from pipeline.contract.verdict import Level, Verdict
 
-from .gpus import offered
+from .gpus import Gpus, offered
 from .names import PRODUCER
-from .producer import Place, Proof
+from .producer import Place, Producer, Proof
 from .servers import prover
 from .session import Session
 
@@ -93,11 +93,7 @@ def verify(inputs: Inputs, image: str, session: Session, *, timeout: float, hint
     """Prove an image that was baked a moment ago; raise `VerifyFailed` with `hint` where it must not be used."""
     verdict = recall(session, image, inputs.here)
     if verdict is None:
-        with tempfile.TemporaryDirectory(prefix="prove-") as scratch:
-            place = Place(
-                session.client, session.engine, image, inputs.gpus, session.log, Path(scratch), timeout, timeout
-            )
-            verdict = verdict_of(session.client, image, inputs.producer.prove(image, place))
+        verdict = _proved(session, image, inputs.producer, inputs.gpus, timeout)
         remember(session, image, inputs.here, verdict)
     if verdict.result != "pass":
         raise VerifyFailed(verdict, hint)
@@ -119,6 +115,11 @@ def verify_image(session: Session, image: str, *, level: Level, timeout: float) 
     name = str(labels.get(PRODUCER, "tune"))
     if name == "tune":
         return verdict_of(session.client, image, prove(session.client, image, here, level=level, timeout=timeout))
+    return _proved(session, image, prover(session.client, image), gpus, timeout)
+
+
+def _proved(session: Session, image: str, producer: Producer, gpus: Gpus, timeout: float) -> Verdict:
+    """What fresh containers of an image say by its producer; `timeout` in seconds."""
     with tempfile.TemporaryDirectory(prefix="prove-") as scratch:
         place = Place(session.client, session.engine, image, gpus, session.log, Path(scratch), timeout, timeout)
-        return verdict_of(session.client, image, prover(session.client, image).prove(image, place))
+        return verdict_of(session.client, image, producer.prove(image, place))

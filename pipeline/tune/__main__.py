@@ -21,7 +21,7 @@ from pipeline.contract.errors import PipelineError, UsageError
 from pipeline.contract.exits import Exit
 from pipeline.contract.files import write_json
 from pipeline.contract.places import FAILURE_FILE
-from pipeline.flashinfer.leader import check_leader
+from pipeline.flashinfer.ops import check_leader
 
 from .arguments import need_torch, parser, read_plan
 from .checkpoint import open_state

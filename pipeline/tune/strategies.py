@@ -16,7 +16,7 @@ from pipeline.contract.digest import canonical_json
 from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import OpPlan, Plan
 from pipeline.flashinfer.features import UPGRADE, is_version, too_old
-from pipeline.flashinfer.leader import LEADER, check_leader
+from pipeline.flashinfer.ops import LEADER, check_leader
 
 SYNCHRONIZED, INDEPENDENT, SHARDED = "synchronized", "independent", "sharded"
 STRATEGIES = (SYNCHRONIZED, LEADER, INDEPENDENT, SHARDED)

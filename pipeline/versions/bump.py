@@ -107,9 +107,7 @@ def bump(root: Path, request: BumpRequest, note: Callable[[str], None]) -> Outco
 
 def _refuse_unknown(packages: tuple[str, ...], now: Mapping[str, bytes], versions: Versions) -> None:
     """Raise `UsageError` for a package to upgrade that no lock pins."""
-    pinned = {
-        name for lock_name in versions.locks for name in lock.pinned(now.get(f"requirements/{lock_name}.txt", b""))
-    }
+    pinned = {name for one in map(lock.target, versions.locks) for name in lock.pinned(now.get(one, b""))}
     for package in packages:
         if package != "*" and canonical(package) not in pinned:
             raise UsageError(f"no lock pins {package}{near(package, pinned)}", hint="`--upgrade '*'` moves all of them")

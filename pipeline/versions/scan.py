@@ -20,6 +20,7 @@ from packaging.version import InvalidVersion, Version
 from .dockerfile import Arg
 from .dockerfile import read as read_dockerfile
 from .findings import Finding
+from .lock import target
 from .requirements import Pin, decode, read, read_text
 from .source import Versions, canonical
 
@@ -87,7 +88,7 @@ def scan(root: Path, versions: Versions, *, rendered: Mapping[str, bytes] | None
     """Look through a tree; `rendered` files replace those that lie there."""
     result = Scan()
     scanner = _Scanner(versions, result)
-    locked = {f"requirements/{name}.txt" for name in versions.locks}
+    locked = set(map(target, versions.locks))
     for path in sorted({*files(root), *(rendered or {})}):
         data = rendered[path] if rendered and path in rendered else _bytes(root, path, result)
         if data is None:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.contract.plan import Layout, OpPlan, Plan
-from pipeline.flashinfer.leader import LeaderUnfit
-from pipeline.flashinfer.ops import TUNED_AS, is_skipped
+from pipeline.flashinfer.ops import TUNED_AS, LeaderUnfit, is_skipped
 from pipeline.tune.agreement import (
     EntryElsewhere,
     GpuShared,
