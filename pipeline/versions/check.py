@@ -29,7 +29,7 @@ def check(root: Path, file: str = FILE) -> Result:
     if not versions.own:
         usual = ", ".join(versions.governs) or "none"
         result.notes.append(
-            f"{file} has no `governs`: compared are ARGs, bake variables and `NAME=value` of its names, and what is "
+            f"{file} has no `governs`: compared are ARGs and bake variables of its names, `NAME=value` of those that are versions, and what is "
             f"usual for these: {usual}"
         )
     files: Mapping[str, bytes] = {}

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.contract.errors import UsageError
 from pipeline.contract.files import write_whole
 
-from .findings import Finding, near, printable
+from .findings import Finding, counted, near, printable
 from .source import FILE, Versions, WrittenInvalid
 
 FOLDER = "templates"
 END = ".j2"
+_SECONDS = 5  # that one template may take; ours take milliseconds
 
 
 class TemplatesInvalid(WrittenInvalid):
@@ -36,19 +39,13 @@ def has_templates(root: Path) -> bool:
 def render(root: Path, versions: Versions) -> dict[str, bytes]:
     """Every file that the templates give, by its path in the tree; raise `TemplatesInvalid` with every problem.
 
-    A name without a version is a problem, and so is a template that is no text.
+    A name without a version is a problem, and so is a template that is no text, or one that loops for ever. Templates
+    may be another project's: they reach nothing but the versions.
     """
-    from jinja2 import (
-        Environment,
-        FileSystemLoader,
-        StrictUndefined,
-        TemplateError,
-        TemplateNotFound,
-        TemplateSyntaxError,
-        meta,
-    )
+    from jinja2 import FileSystemLoader, StrictUndefined, TemplateError, TemplateNotFound, TemplateSyntaxError, meta
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = Environment(
+    environment = ImmutableSandboxedEnvironment(
         loader=FileSystemLoader(root / FOLDER),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -69,22 +66,44 @@ def render(root: Path, versions: Versions) -> dict[str, bytes]:
                     Finding(place, line, 0, f"{word} has no version in {FILE}{near(word, versions)}", "render")
                 )
             if not unknown and not name.rpartition("/")[2].startswith("_"):
-                files[target(name)] = environment.get_template(name).render(dict(versions)).encode()
+                with _time_limit():
+                    files[target(name)] = environment.get_template(name).render(dict(versions)).encode()
         except TemplateSyntaxError as error:
             findings.append(Finding(place, error.lineno, 0, f"is not a template: {error.message}", "render"))
         except TemplateNotFound as error:
             findings.append(Finding(place, 0, 0, f"cannot be rendered: there is no {error.name}", "render"))
         except UnicodeDecodeError:
             findings.append(Finding(place, 0, 0, "is not UTF-8", "render"))
+        except TimeoutError:
+            findings.append(Finding(place, 0, 0, f"cannot be rendered: it takes over {counted(_SECONDS, 'second')}", "render"))
         except OSError as error:
             findings.append(Finding(place, 0, 0, f"cannot be read: {error.strerror}", "render"))
         except RecursionError:
             findings.append(Finding(place, 0, 0, "cannot be rendered: it includes itself", "render"))
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            findings.append(Finding(place, 0, 0, f"cannot be rendered: {error}", "render"))
+        except (
+            TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, MemoryError
+        ) as error:  # fmt: skip
+            why = str(error) or type(error).__name__
+            findings.append(Finding(place, 0, 0, f"cannot be rendered: {why}", "render"))
     if findings:
         raise TemplatesInvalid(sorted(set(findings)))
     return files
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """Raise `TimeoutError` where a template does not end. By SIGALRM: rendering is the main thread's."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def target(template: str) -> str:

@@ -43,8 +43,10 @@ _IN_ADDRESS = re.compile(
 _AFTER = re.compile(r"(?:[@#]|\?(?:tag|ref)=)(?:refs/tags/)?([^@#&\s]+)")
 _CLONE = re.compile(r"\bgit\s+[^;&|\n]*?\b(?:clone|fetch|remote\s+add)\b([^;&|\n]*)")
 _BRANCH = re.compile(r"(?:--branch|--revision|-b)[\s=]*[\"']?(?:refs/tags/)?([^\s\"';&|]+)")
-_BAKE_VARIABLE = re.compile(  # HCL, JSON
-    r'variable\s+"(\w+)"\s*\{[^{}]*?\bdefault\s*=\s*"?([^"\s{}]*)"?|"(\w+)"\s*:\s*\{\s*"default"\s*:\s*"?([^",\s{}]*)"?'
+_BAKE_DEFAULT = r'(?:"([^"\n]*)"|([^",\s{}]+))'
+_BAKE_VARIABLES = (
+    re.compile(rf'variable\s+"(\w+)"\s*\{{[^{{}}]*?\bdefault\s*=\s*{_BAKE_DEFAULT}'),  # HCL
+    re.compile(rf'"(\w+)"\s*:\s*\{{\s*"default"\s*:\s*{_BAKE_DEFAULT}'),  # JSON
 )
 _LIKE_VERSION = re.compile(r".*_VERSION", re.IGNORECASE)
 _NUMBER = re.compile(r"v?\d")
@@ -237,19 +239,20 @@ class _Scanner:
 
     def bake(self, path: str, text: str) -> None:
         """Variables and their defaults, of HCL and of JSON, quoted or not; arguments are read as assignments."""
-        for found in _BAKE_VARIABLE.finditer(text):
-            name, value = found[1] or found[3], found[2] if found[1] else found[4]
+        for found in (one for pattern in _BAKE_VARIABLES for one in pattern.finditer(text)):
+            name, value = found[1], found[2] or found[3] or ""
             line = text.count("\n", 0, found.end()) + 1
             if name in self.versions:
                 value = re.sub(r"\$\{(\w+)\}", lambda m: self.versions.get(m[1], m[0]), value)
-                if "$" not in value:
-                    self._value(path, line, name, value, "bake")
+                self._value(path, line, name, value, "bake")
             elif self._unmanaged(name):
                 message = f"variable {name}={value} is not managed: {self.versions.file} has no {name}"
                 self.result.findings.append(Finding(path, line, 0, message, "bake"))
 
     def _value(self, path: str, line: int, name: str, value: str, kind: str) -> None:
-        if value != name:  # bake: an argument that is the variable of its own name
+        """Compare a value, unless a variable in it is unknown here, or it is another project's setting (MAX_JOBS)."""
+        setting = kind == "value" and not self.versions.own and not _LIKE_VERSION.fullmatch(name)
+        if value != name and "$" not in value and not setting:  # bake: an argument is the variable of its own name
             self.add(path, line, name, kind, f"{name}={value}", ok=value == self.versions[name])
 
     # -- pins

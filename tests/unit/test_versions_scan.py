@@ -181,6 +181,7 @@ def test_the_tree_of_another_project(tmp_path: Path, capsys: pytest.CaptureFixtu
         "FLASHINFER_VERSION": "0.6.8.post1",
         "TIMM_VERSION": ">=1.0.17",
         "ARCHS": "8.0 9.0",
+        "MAX_JOBS": "2",
         "EMPTY": "",
     }
     whole = {"_comment": "generated", "variable": {name: {"default": value} for name, value in variables.items()}}
@@ -190,7 +191,9 @@ def test_the_tree_of_another_project(tmp_path: Path, capsys: pytest.CaptureFixtu
         "docker/versions.json": json.dumps(whole),
         "templates/page.j2": "{{ title }}",
         "docker/Dockerfile": dockerfile,
-        "docker/Dockerfile.cpu": "FROM scratch\nARG CUDA_VERSION=12.8\n",
+        "docker/Dockerfile.cpu": "FROM scratch\nARG CUDA_VERSION=12.8 jobs=32\n"
+        "ENV MAX_JOBS=$jobs CUDA_VERSION=${jobs:+13}\n",
+        "docker/docker-bake.hcl": 'variable "ARCHS" {\n  default = "8.0 10.0"\n}\n',
         "requirements/cuda.txt": "flashinfer-python==0.6.8.post1\nflashinfer-cubin==0.6.7\ntorch==2.11.0\n",
     }
     root = plant(tmp_path, files)
@@ -198,6 +201,7 @@ def test_the_tree_of_another_project(tmp_path: Path, capsys: pytest.CaptureFixtu
     captured = capsys.readouterr()
     assert captured.out.splitlines() == [
         "docker/Dockerfile.cpu:2: ARG CUDA_VERSION=12.8, docker/versions.json says 13.0.2",
+        "docker/docker-bake.hcl:2: ARCHS=8.0 10.0, docker/versions.json says 8.0 9.0",
         "requirements/cuda.txt:2: flashinfer-cubin==0.6.7, docker/versions.json says 0.6.8.post1 (FLASHINFER_VERSION)",
     ]
     assert "docker/versions.json has no `governs`" in captured.err

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from versions_trees import plant, source, texts
 
 from pipeline.__main__ import main
-from pipeline.versions import SourceInvalid, load
+from pipeline.versions import SourceInvalid, load, render
 from pipeline.versions.render import sync
 from pipeline.versions.source import read
 
@@ -133,6 +133,7 @@ TEMPLATED = {
     "templates/requirements/all.in.j2": "{% if true %}\na=={{ A_VERSION }}\n{% endif %}\n",
     "templates/_part.j2": "never rendered",
 }
+LOOP = "{% for a in range(99999) %}"
 
 
 def test_sync_writes_whole_files_once_and_deletes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,11 +173,20 @@ def test_sync_writes_nothing_through_a_link_out_of_the_tree(tmp_path: Path) -> N
         (b"\xff", "templates/Dockerfile.j2: is not UTF-8"),
         ('{% include "gone" %}', "templates/Dockerfile.j2: cannot be rendered: "),
         ('{% include "Dockerfile.j2" %}', "templates/Dockerfile.j2: cannot be rendered: it includes itself"),
+        (f"{9 * LOOP}{9 * '{% endfor %}'}", "templates/Dockerfile.j2: cannot be rendered: it takes over 1 second"),
+        ("{{ 'x' * 10 ** 15 }}", "templates/Dockerfile.j2: cannot be rendered: MemoryError"),
+        ("{{ ''.__class__.__mro__ }}", "templates/Dockerfile.j2: cannot be rendered: access to attribute"),
     ],
+    ids=range(10),
 )
 def test_a_bad_template_has_its_place(
-    tmp_path: Path, template: str | bytes, expected: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    template: str | bytes,
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(render, "_SECONDS", 1)
     root = plant(tmp_path, {**TEMPLATED, "templates/Dockerfile.j2": template})
     assert main(["versions", "check", "--root", str(root)]) == 2
     assert any(line.startswith(expected) for line in capsys.readouterr().out.splitlines())
