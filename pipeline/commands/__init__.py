@@ -172,22 +172,22 @@ COMMANDS: Mapping[str, Command | Group] = {
         "keep every version in step with versions.json",
         {
             "check": Command(
-                "versions.check",
+                "versions:check",
                 "prove that every version agrees with versions.json",
                 ("", "--fix", "--format github", "--root DIR --versions docker/versions.json"),
             ),
-            "sync": Command("versions.sync", "render docker/ and requirements/ from versions.json", ("",)),
+            "sync": Command("versions:sync", "render docker/ and requirements/ from versions.json", ("",)),
             "bump": Command(
-                "versions.bump",
+                "versions:bump",
                 "move a version, and everything that is tied to it",
                 ("FLASHINFER_VERSION=0.7.4 --dry-run", "--latest TORCH_VERSION"),
             ),
-            "usages": Command("versions.usages", "list every place that a version reaches", ("FLASHINFER_VERSION",)),
+            "usages": Command("versions:usages", "list every place that a version reaches", ("FLASHINFER_VERSION",)),
             "args": Command(
-                "versions.args", "print the ARGs of Dockerfiles as BuildKit reads them", ("docker/Dockerfile",)
+                "versions:args", "print the ARGs of Dockerfiles as BuildKit reads them", ("docker/Dockerfile",)
             ),
             "pins": Command(
-                "versions.pins", "print the requirements of requirements files", ("requirements/host.txt",)
+                "versions:pins", "print the requirements of requirements files", ("requirements/host.txt",)
             ),
         },
     ),

@@ -29,8 +29,8 @@ def check(root: Path, file: str = FILE) -> Result:
     if not versions.own:
         usual = ", ".join(versions.governs) or "none"
         result.notes.append(
-            f"{file} has no `governs`: compared are ARGs and bake variables of its names, `NAME=value` of those that are versions, and what is "
-            f"usual for these: {usual}"
+            f"{file} has no `governs`: compared are ARGs and bake variables of its names, `NAME=value` of those that "
+            f"end in _VERSION, and what is usual for these: {usual}"
         )
     files: Mapping[str, bytes] = {}
     if versions.own and has_templates(root):  # another project's templates/ may be anything

@@ -51,7 +51,7 @@ def render(root: Path, versions: Versions) -> dict[str, bytes]:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - Dockerfiles and requirements, not HTML
+        autoescape=False,
     )
     findings: list[Finding] = []
     files: dict[str, bytes] = {}
@@ -75,7 +75,9 @@ def render(root: Path, versions: Versions) -> dict[str, bytes]:
         except UnicodeDecodeError:
             findings.append(Finding(place, 0, 0, "is not UTF-8", "render"))
         except TimeoutError:
-            findings.append(Finding(place, 0, 0, f"cannot be rendered: it takes over {counted(_SECONDS, 'second')}", "render"))
+            findings.append(
+                Finding(place, 0, 0, f"cannot be rendered: it takes over {counted(_SECONDS, 'second')}", "render")
+            )
         except OSError as error:
             findings.append(Finding(place, 0, 0, f"cannot be read: {error.strerror}", "render"))
         except RecursionError:
