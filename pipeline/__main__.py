@@ -20,8 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from . import __version__, log, terminal
 from .commands import COMMANDS, Command, Group, commands
 from .contract.commandline import Parser
-from .contract.errors import PipelineError, UsageError
-from .contract.exits import MEANING, Exit
+from .contract.errors import MEANING, Exit, PipelineError, UsageError
 
 
 def parser_for(words: Sequence[str] | None) -> Parser:

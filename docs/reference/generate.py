@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pipeline.__main__ import parser_for
 from pipeline.commands import commands
-from pipeline.contract.exits import MEANING
+from pipeline.contract.errors import MEANING
 
 PAGE = Path(__file__).with_name("commands.md")
 _HEAD = """\

@@ -10,26 +10,22 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from pipeline.contract.errors import PipelineError
+from pipeline.contract.manifest import Manifest
 from pipeline.contract.places import MANIFEST_FILE
+from pipeline.contract.record import Record
 from pipeline.contract.strictjson import Unreadable
 from pipeline.contract.text import shown
 
-from .advice import Advice, advise
-from .cost import Cost, cost_of_dead_entries, cost_of_refusal
+from .advice import Advice, Cost, advise, cost_of_dead_entries, cost_of_refusal
 from .environment import Environment
 from .finding import Finding
+from .integrity import check
 from .judge import Judgement, judge, judge_source, severity
 from .otherkeys import second_keys, told
 from .read import CacheFile, inspect_cache
-
-if TYPE_CHECKING:  # a single file is explained without what keys and manifests need, which takes as long to import
-    from pipeline.contract.manifest import Manifest
-    from pipeline.contract.record import Record
-
-    from .tree import Stored, Tree
+from .tree import Stored, Tree, manifest_beside
 
 _MOST = 20  # findings shown per key; all of them are in the JSON
 
@@ -116,26 +112,13 @@ def explain_file(source: bytes | Path, environment: Environment | None, *, name:
     manifest = None
     if isinstance(source, Path):
         name = name or shown(str(source))
-        manifest = _manifest_beside(source)
+        manifest = manifest_beside(source)
     try:
         file = inspect_cache(source, where=name)
     except Unreadable:
         return combine([_answer(name, judge_source(source, None, where=name), None, None, environment)])
     record = environment.record if environment is not None else None
     return combine([_answer(name, judge(file, record), file, manifest, environment)])
-
-
-def _manifest_beside(file: Path) -> Manifest | None:
-    """What lies beside a baked file says what it cost to make; its absence or damage changes nothing for FlashInfer."""
-    beside = file.with_name(MANIFEST_FILE)
-    if not os.path.lexists(beside):
-        return None
-    from .tree import load_manifest
-
-    try:
-        return load_manifest(beside)
-    except PipelineError:
-        return None
 
 
 def explain_tree(tree: Tree, environment: Environment | None, *, baked: bool) -> Explanation:
@@ -172,8 +155,6 @@ def combine(answers: Iterable[Answer]) -> Explanation:
 
 
 def _stored_answer(stored: Stored, environment: Environment | None, baked: bool) -> Answer:
-    from .store import check
-
     lacks_manifest = stored.manifest is None and not os.path.lexists(stored.path / MANIFEST_FILE)
     findings = check(stored)
     notes: tuple[str, ...] = ()

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.errors import PipelineError
-from pipeline.contract.key import Key
 from pipeline.contract.manifest import Manifest
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
+from pipeline.contract.record import Key
 from pipeline.contract.strictjson import FileMissing, Unreadable, read_bytes
 from pipeline.contract.text import shown
 
@@ -124,6 +124,14 @@ def load_manifest(path: Path) -> Manifest:
     if os.path.islink(path):  # noqa: PTH114 - Path.is_symlink raises where the directory may not be entered
         raise FileMissing(f"{path.name} is a symbolic link", hint="tune again")
     return Manifest.load(read_bytes(path))
+
+
+def manifest_beside(file: Path) -> Manifest | None:
+    """The manifest beside a baked cache file; None where there is no sound one: FlashInfer does not look."""
+    try:
+        return load_manifest(file.with_name(MANIFEST_FILE)) if file.name == CACHE_FILE else None
+    except PipelineError:
+        return None
 
 
 def _keys(root: Path, found: list[Finding]) -> Iterator[Key]:

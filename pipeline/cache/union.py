@@ -19,8 +19,8 @@ from pipeline.contract.text import shown
 
 from .difference import Side, difference
 from .finding import Finding, lines
+from .integrity import check_root
 from .read import METADATA, RECORDS, CacheFile, spelled
-from .store import check_root
 from .tree import Stored, sums
 
 

@@ -101,7 +101,7 @@ COMMANDS: Mapping[str, Command | Group] = {
                 ("caches/h100 caches/h200 -o caches/both", "rank_0.json rank_1.json -o autotune_configs.json"),
             ),
             "add": Command(
-                "cache.add",
+                "cache.files:add",
                 "add caches to an image, a layer each, without building it",
                 ("tuned/tiny:1 caches/h200 --image tuned/tiny:2",),
             ),

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import Exit
 
 if TYPE_CHECKING:
     from pipeline.daemon import Status

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.commands.locations import METAVAR
 from pipeline.contract.commandline import path, seconds
-from pipeline.contract.errors import CacheRefused, UsageError
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import CacheRefused, Exit, UsageError
 
 if TYPE_CHECKING:
     from docker.models.images import Image
@@ -121,7 +120,7 @@ def _explain_path(path: Path, environment: Environment | None) -> Explanation:
     if not path.is_dir():
         return explain_file(path, environment)
     from pipeline.cache.tree import Tree, find_keys, read_key, walk
-    from pipeline.contract.key import Key
+    from pipeline.contract.record import Key
 
     root = path.resolve()
     if os.path.lexists(root / CACHE_FILE):  # a key's own directory

@@ -102,8 +102,8 @@ def opened(text: str) -> Iterator[Path]:
 
 def above_key(directory: Path) -> Path:
     """The cache root that a key's own directory lies in; any other directory is taken as a root itself."""
-    from pipeline.contract.key import Key
     from pipeline.contract.places import CACHE_FILE
+    from pipeline.contract.record import Key
 
     if os.path.lexists(directory / CACHE_FILE):
         with contextlib.suppress(CacheRefused):

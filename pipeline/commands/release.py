@@ -7,8 +7,9 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from pipeline import log
 from pipeline.contract.commandline import path, seconds
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import Exit
 
 if TYPE_CHECKING:
     from pipeline.registry.reference import Reference
@@ -62,7 +63,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def execute_cells(arguments: argparse.Namespace) -> int:
-    """List the cells, and what the registry has of them; no Docker Engine is needed."""
+    """List the cells, and what the registry has of them; 7 where a cell's caches are missing."""
     from pipeline.registry.client import Registry
 
     release = _prepared(arguments)
@@ -74,7 +75,10 @@ def execute_cells(arguments: argparse.Namespace) -> int:
         for row in rows:
             state = "released" if row["released"] else row["error"] or "missing"
             print(f"{row['name']}\t{row['device']}\t{state}")
-    return int(Exit.OK)
+    for job in release.jobs:
+        if job.error is not None:
+            log.warn(f"{job.cell.name}: {job.error.message}")
+    return max((int(job.error.exit_code) for job in release.jobs if job.error is not None), default=int(Exit.OK))
 
 
 def execute_run(arguments: argparse.Namespace) -> int:
@@ -112,7 +116,7 @@ def _show(release: Release, arguments: argparse.Namespace) -> None:
 def _prepared(arguments: argparse.Namespace, *, sign: bool = True) -> Release:
     """The release. Everything that can be wrong with the settings is said here."""
     from pipeline.contract.errors import UsageError
-    from pipeline.release import cosign, tags, verdicts
+    from pipeline.release import cosign, verdicts
     from pipeline.release.building import cell_options
     from pipeline.release.matrix import read_matrix, single
     from pipeline.release.run import Options, Release
@@ -149,9 +153,6 @@ def _prepared(arguments: argparse.Namespace, *, sign: bool = True) -> Release:
         compression="zstd" if getattr(arguments, "compression", "") == "zstd" else "",
         again=arguments.retune,
     )
-    for template in (options.template, *options.floating):
-        if template:
-            tags.fields_of(template)
     verdicts.read_files(arguments.verdict)
     if signer is not None and sign:
         signer.check()
@@ -181,10 +182,10 @@ def _jobs(arguments: argparse.Namespace, cells: tuple[Cell, ...], options: Optio
     """Each cell with its request; every cell that cannot be planned is named, all of them at once."""
     from pipeline.contract.errors import CacheRefused, UsageError
     from pipeline.release.building import inputs_of, request_of
-    from pipeline.release.run import Job
+    from pipeline.release.run import Job, clashes
 
     made: list[Job] = []
-    wrong: list[str] = []
+    wrong = list(dict.fromkeys(clashes(options, cells)))
     hint = ""
     arguments.startup_max_wait = getattr(arguments, "startup_max_wait", 1200)
     for cell in cells:
@@ -194,12 +195,13 @@ def _jobs(arguments: argparse.Namespace, cells: tuple[Cell, ...], options: Optio
         except CacheRefused as error:  # missing or unsound: no fault of the settings
             made.append(Job(cell, error=error))
         except UsageError as error:
-            if len(cells) == 1:
+            if len(cells) == 1 and not wrong:
                 raise
             hint = hint or error.hint
             wrong += [f"{cell.name}: {line}" for line in error.details or (error.message,)]
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        hint = hint or "docs/reference/release.md has the fields of tags and the keys of release.toml"
         raise UsageError(f"{wrong[0]}{more}", details=wrong if len(wrong) > 1 else (), hint=hint)
     return made
 

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.contract.commandline import path
-from pipeline.contract.errors import UsageError
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import Exit, UsageError
 from pipeline.contract.text import without_login
 
 _LARGEST = 4 << 20  # bytes of a Dockerfile

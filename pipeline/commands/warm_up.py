@@ -7,7 +7,7 @@ import json
 
 from pipeline import log
 from pipeline.contract.commandline import path, seconds
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import Exit
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

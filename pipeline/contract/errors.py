@@ -1,4 +1,4 @@
-"""The root of every error that a user may see.
+"""Exit codes, and the root of every error that a user may see.
 
 A room subclasses one of the families below, once per cause, beside the code that raises it; the message says
 what is wrong, the hint says what to type. Only `pipeline.__main__` and the `__main__` modules of the image
@@ -8,9 +8,37 @@ turn them into exit codes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import ClassVar
 
-from .exits import Exit
+
+class Exit(IntEnum):
+    """One code per kind of outcome, so that a CI job can branch on it."""
+
+    OK = 0
+    INTERNAL = 1
+    USAGE = 2
+    DRIFT = 3
+    NO_DOCKER = 4
+    BUILD = 5
+    WARM_UP = 6
+    CACHE = 7
+    PUBLISH = 8
+    INTERRUPTED = 130
+
+
+MEANING: dict[Exit, str] = {
+    Exit.OK: "fine",
+    Exit.INTERNAL: "internal error",
+    Exit.USAGE: "usage or configuration",
+    Exit.DRIFT: "drift or difference found",
+    Exit.NO_DOCKER: "no Docker Engine",
+    Exit.BUILD: "build failed",
+    Exit.WARM_UP: "warm-up or tuning failed",
+    Exit.CACHE: "cache refused",
+    Exit.PUBLISH: "publishing failed",
+    Exit.INTERRUPTED: "interrupted",
+}
 
 
 class PipelineError(Exception):

@@ -13,10 +13,9 @@ from typing import Any, ClassVar
 
 from .decode import decode, load
 from .errors import CacheRefused
-from .key import Key, make_key
 from .places import MANIFEST_FILE
 from .plan import Plan
-from .record import Record
+from .record import Key, Record, make_key
 
 SCHEMA = 1
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import log
 from pipeline.contract.digest import sha256_json
 from pipeline.contract.errors import BuildError, DockerError, UsageError
-from pipeline.contract.files import alone, write_json
-from pipeline.contract.scratch import scratch
+from pipeline.contract.files import alone, scratch, write_json
 from pipeline.run import ProcessFailed, run
 
 from .containers import ContainerSpec, run_one

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.cache.difference import Side, difference
-from pipeline.cache.store import check_root
+from pipeline.cache.integrity import check_root
 from pipeline.cache.tree import Stored, sums
 from pipeline.contract.errors import CacheRefused
-from pipeline.contract.key import Key
 from pipeline.contract.manifest import Manifest
+from pipeline.contract.record import Key
 
 _SHOWN = 20
 

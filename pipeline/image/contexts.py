@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.contract.digest import sha256_bytes, sha256_file, sha256_json
-from pipeline.contract.scratch import scratch
+from pipeline.contract.files import scratch
 
 # The image's own dates are this (2020-01-01): any fixed time would do, but zip dislikes 1970.
 FIXED_TIME = 1_577_836_800

@@ -18,10 +18,9 @@ from pipeline import log
 from pipeline.cache.archive import safe_extract
 from pipeline.contract.digest import sha256_json
 from pipeline.contract.errors import BuildError
-from pipeline.contract.files import write_json
+from pipeline.contract.files import scratch, write_json
 from pipeline.contract.places import ENV_WORKSPACE, PLAN_FILE, TUNER_ROOT
 from pipeline.contract.plan import Plan
-from pipeline.contract.scratch import scratch
 
 from .containers import ContainerSpec, created, follow
 from .contexts import package_content

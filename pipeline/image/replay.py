@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import log
 from pipeline.cache.archive import chunked, safe_extract
-from pipeline.cache.store import check_root
+from pipeline.cache.integrity import check_root
 from pipeline.cache.tree import Stored
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.manifest import Manifest, Module

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pipeline.cache.store import check_root
+from pipeline.cache.integrity import check_root
 from pipeline.cache.tree import Stored
 from pipeline.contract.commandline import budget, path, seconds
 from pipeline.contract.errors import CacheRefused, UsageError

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pipeline import log
 from pipeline.cache.archive import safe_extract
 from pipeline.contract.errors import BuildError, PipelineError, UsageError, WarmUpError
+from pipeline.contract.files import scratch
 from pipeline.contract.places import CACHE_ROOT, ENV_WORKSPACE, PLAN_FILE, STATE_ROOT, TUNER_ROOT
-from pipeline.contract.scratch import scratch
 
 from .buildx import Build, build
 from .containers import SHM, ContainerSpec, created, follow, tar_of

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline import log
-from pipeline.cache.store import check_root
+from pipeline.cache.integrity import check_root
 from pipeline.cache.tree import Stored, sums
 from pipeline.contract.digest import sha256_json
-from pipeline.contract.errors import CacheRefused, PipelineError, UsageError, WarmUpError
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import CacheRefused, Exit, PipelineError, UsageError, WarmUpError
 from pipeline.contract.files import write_json
 from pipeline.contract.manifest import Manifest
 from pipeline.contract.places import (

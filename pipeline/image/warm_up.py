@@ -15,8 +15,7 @@ from pathlib import Path
 
 from pipeline import log
 from pipeline.contract.errors import CacheRefused, UsageError
-from pipeline.contract.files import alone
-from pipeline.contract.scratch import scratch
+from pipeline.contract.files import alone, scratch
 
 from .contexts import settle
 from .producer import ROOT_FOLDER, EntryInvalid, Place, WarmUp, read_entry, write_entry

@@ -19,7 +19,7 @@ from pathlib import Path
 from pipeline import log
 from pipeline.contract.digest import sha256_json
 from pipeline.contract.errors import BuildError
-from pipeline.contract.scratch import scratch
+from pipeline.contract.files import scratch
 from pipeline.run import ProcessFailed, run
 from pipeline.versions.requirements import read_text
 

@@ -59,11 +59,11 @@ def request_of(arguments: argparse.Namespace, cell: Cell) -> Request:
     for name, value in {**cell.settings, "model": cell.model, "cache": cell.caches, "image": ""}.items():
         setattr(one, name, value)
     missing = [str(root) for root in cell.caches if not root.is_dir()]
-    if missing:  # no fault of the settings: this cell fails alone
-        raise CacheRefused(f"{', '.join(missing)} is not a directory", hint="the cell's cache: a root above <version>/")
+    if missing:
+        one.cache = ()  # all else of the cell is looked at first
     if cell.caches:  # these are for the cells that tune
         one.retune, one.tune_in = False, ""
-    elif not one.device.strip() and not one.arch.strip():
+    if not one.cache and not one.device.strip() and not one.arch.strip():
         one.device = "cpu"  # an image is of a device that its cell names, not of what the host happens to have
     request = request_from(one)
     for words in _sets(request) if request.server else ():
@@ -72,6 +72,8 @@ def request_of(arguments: argparse.Namespace, cell: Cell) -> Request:
                 f"the server's arguments say {words.tp} tensor parallel ranks, and the cell {cell.tp}",
                 hint="write {tp} into the server's args: --tensor-parallel-size {tp}",
             )
+    if missing:  # no fault of the settings: this cell fails alone
+        raise CacheRefused(f"{', '.join(missing)} is not a directory", hint="the cell's cache: a root above <version>/")
     return request
 
 

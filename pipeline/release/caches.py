@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.cache.archive import PUSHED_LIMIT, ArchiveRefused, safe_extract
-from pipeline.cache.tar import tar_of
+from pipeline.cache.archive import PUSHED_LIMIT, ArchiveRefused, safe_extract, tar_of
 from pipeline.cache.tree import walk
 from pipeline.cache.union import merge_roots
 from pipeline.contract.digest import canonical_json, sha256_bytes, sha256_file
 from pipeline.contract.errors import CacheRefused, PublishError
-from pipeline.contract.key import Key
 from pipeline.contract.places import CACHE_ROOT, MANIFEST_FILE
+from pipeline.contract.record import Key
 from pipeline.image.names import PREFIX
 from pipeline.registry.client import Registry
 from pipeline.registry.descriptors import IMAGE_CONFIG, LAYER_GZIP, MANIFEST, Descriptor, Manifest

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 from pipeline import log as talk
 from pipeline.contract.digest import sha256_json
 from pipeline.contract.errors import PublishError
-from pipeline.contract.files import write_json
-from pipeline.contract.scratch import scratch
+from pipeline.contract.files import scratch, write_json
 from pipeline.contract.verdict import Verdict
 from pipeline.daemon.lock import locked
 from pipeline.image.contexts import FIXED_TIME

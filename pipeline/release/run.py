@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 from pipeline import log
 from pipeline.contract.digest import canonical_json, sha256_json
-from pipeline.contract.errors import PipelineError, PublishError, UsageError
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import Exit, PipelineError, PublishError, UsageError
 from pipeline.home import cache_home
 from pipeline.image.names import INPUTS as WARM_UP
 from pipeline.image.names import KEY, PREFIX
@@ -29,11 +28,11 @@ from pipeline.registry.errors import InvalidResponse, NotFound, printable
 from pipeline.registry.reference import Reference
 
 from . import attachments, cosign, tags, verdicts
-from .annotations import GPU, INPUTS, revision_annotations
 from .building import build, engine, ranks_of
 from .images import ImageIndex, read_image
 from .matrix import Cell
 from .publish import Publisher, exports, give_tag, move_tag
+from .tags import GPU, INPUTS, revision_annotations
 
 Status = Literal["pushed", "would push", "released", "failed", "interrupted"]
 _AT_ONCE = 4  # cells that are looked up at the same time
@@ -127,7 +126,6 @@ class Release:
         self.jobs = list(jobs)
         self.rows: dict[str, Row] = {}
         self.tags: list[str] = []
-        _refuse_clashes(options, [job.cell for job in jobs])
 
     def summary(self) -> Summary:
         """What came of every cell; those that were not reached are `interrupted`."""
@@ -378,18 +376,18 @@ def _one_of(values: Iterable[str]) -> str:
     return found[0] if len(found) == 1 else sha256_json(found)
 
 
-def _refuse_clashes(options: Options, cells: Sequence[Cell]) -> None:
-    """Raise `UsageError` where two images would get the same tag, as far as that is known before they are built."""
+def clashes(options: Options, cells: Sequence[Cell]) -> Iterator[str]:
+    """Images that would get the same tag, and tags that are none, as far as that is known before they are built."""
     seen: dict[str, str] = {}
     for group, cell in {cell.group: cell for cell in cells}.items():
         for template in (options.template_of(cell), *options.floating):
-            used = set(tags.fields_of(template))
-            if used & {"key", "cache", "flashinfer"} or ("gpu" in used and not cell.gpu):
-                continue  # known when the tag is given, which is never moved then
-            known = tags.Names(cell.short_model, cell.tp, "", cell.gpu, "", "", cell.server)
-            tag = tags.expand(template, known)
+            try:
+                used = set(tags.fields_of(template))
+                if used & {"key", "cache", "flashinfer"} or ("gpu" in used and not cell.gpu):
+                    continue  # known when the tag is given, which is never moved then
+                tag = tags.expand(template, tags.Names(cell.short_model, cell.tp, "", cell.gpu, "", "", cell.server))
+            except UsageError as error:
+                yield error.message
+                continue
             if seen.setdefault(tag, group) != group:
-                raise UsageError(
-                    f"{seen[tag]} and {group} would have the same tag {tag}",
-                    hint="fields that tell them apart: {model}, {tp}, {gpu}, {server}, {key}",
-                )
+                yield f"{seen[tag]} and {group} would have the same tag {tag}: a field that tells them apart is missing"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline import log
 from pipeline.contract.errors import CacheRefused, UsageError, WarmUpError
-from pipeline.contract.scratch import scratch
+from pipeline.contract.files import scratch
 from pipeline.image.producer import ROOT_FOLDER, WARMUP_FILE, WarmUp, read_entry, write_entry
 
 from . import kinds

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import Exit
 from pipeline.contract.places import ENV_CACHE_DIR, ENV_FILE, ENV_REQUIRE, ENV_WORKSPACE
 from pipeline.start.check import Found, check
 from pipeline.start.workspace import workspace

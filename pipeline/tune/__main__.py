@@ -17,8 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from pipeline import log
-from pipeline.contract.errors import PipelineError, UsageError
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import Exit, PipelineError, UsageError
 from pipeline.contract.files import write_json
 from pipeline.contract.places import FAILURE_FILE
 from pipeline.flashinfer.ops import check_leader

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.cache.integrity import check
 from pipeline.cache.judge import judge
-from pipeline.cache.store import check
 from pipeline.cache.tree import Stored, walk
 from pipeline.contract.digest import sha256_bytes, sha256_json
 from pipeline.contract.errors import PipelineError, UsageError

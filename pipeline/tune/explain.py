@@ -14,8 +14,7 @@ from pipeline import log
 from pipeline.cache.environment import from_record
 from pipeline.cache.explain import explain_tree
 from pipeline.cache.tree import walk
-from pipeline.contract.errors import PipelineError
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import Exit, PipelineError
 from pipeline.contract.places import CACHE_ROOT, ENV_CACHE_DIR
 
 from .arguments import need_torch

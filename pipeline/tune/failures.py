@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.contract.errors import CacheRefused, PipelineError, UsageError, WarmUpError
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import CacheRefused, Exit, PipelineError, UsageError, WarmUpError
 from pipeline.contract.manifest import Covered
 from pipeline.contract.places import ENV_WORKSPACE
 from pipeline.contract.plan import OpPlan

@@ -11,9 +11,9 @@ from typing import Any
 from pipeline.cache.otherkeys import how_many_more, told, with_other_keys
 from pipeline.contract.digest import canonical_json, sha256_file
 from pipeline.contract.files import write_json, write_whole
-from pipeline.contract.key import make_key
 from pipeline.contract.manifest import Covered, FileFacts, Manifest, RankFacts
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
+from pipeline.contract.record import make_key
 from pipeline.flashinfer.ops import is_skipped
 
 from . import flashinfer_api, hooks

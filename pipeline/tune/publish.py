@@ -15,11 +15,10 @@ import shutil
 from pathlib import Path
 
 from pipeline.contract.errors import UsageError
-from pipeline.contract.files import alone, write_json
-from pipeline.contract.key import Key
+from pipeline.contract.files import alone, scratch, write_json
 from pipeline.contract.manifest import Manifest
 from pipeline.contract.places import CACHE_FILE, FAILURE_FILE, MANIFEST_FILE
-from pipeline.contract.scratch import scratch
+from pipeline.contract.record import Key
 
 from .checkpoint import forget
 from .failures import NO_ROOM

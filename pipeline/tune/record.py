@@ -17,8 +17,7 @@ from typing import Any
 
 from pipeline import log
 from pipeline.contract.digest import sha256_bytes
-from pipeline.contract.errors import PipelineError
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import Exit, PipelineError
 from pipeline.contract.processor import CPUINFO, parse_cpuinfo
 from pipeline.contract.record import Host, Record, RecordInvalid
 

@@ -24,13 +24,12 @@ from pipeline.cache import otherkeys
 from pipeline.cache.tree import Stored, find_keys, load_manifest, read_key
 from pipeline.contract.commandline import Parser, path, seconds
 from pipeline.contract.digest import sha256_file
-from pipeline.contract.errors import CacheRefused, PipelineError, UsageError, WarmUpError
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import CacheRefused, Exit, PipelineError, UsageError, WarmUpError
 from pipeline.contract.files import write_json
-from pipeline.contract.key import Key
 from pipeline.contract.manifest import Manifest
 from pipeline.contract.places import CACHE_FILE, CACHE_ROOT, ENV_CACHE_DIR, MANIFEST_FILE
 from pipeline.contract.plan import OpPlan
+from pipeline.contract.record import Key
 
 from .steps import Steps, result_path
 from .worker import live

@@ -25,10 +25,9 @@ from pipeline.cache.explain import explain_tree
 from pipeline.cache.pick import Half, choose, keys_below, read_baked
 from pipeline.cache.tree import Tree, read_key
 from pipeline.contract.errors import CacheRefused
-from pipeline.contract.key import Key
 from pipeline.contract.places import CACHE_FILE, CACHE_ROOT, ENV_CACHE_DIR, ENV_KEY
 from pipeline.contract.plan import Plan
-from pipeline.contract.record import Record
+from pipeline.contract.record import Key, Record
 
 ENV_REQUIRE = "PIPELINE_REQUIRE_TUNED"
 

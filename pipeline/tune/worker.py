@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import Exit
 from pipeline.contract.files import write_json
 
 from . import hooks

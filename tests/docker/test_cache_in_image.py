@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "tests" / "unit"))
 
 import cache_samples as samples  # noqa: E402 - lies beside the unit tests
 
-from pipeline.cache.store import check_root  # noqa: E402
+from pipeline.cache.integrity import check_root  # noqa: E402
 from pipeline.contract.places import CACHE_FILE, CACHE_ROOT, MANIFEST_FILE  # noqa: E402
 
 pytestmark = pytest.mark.engine

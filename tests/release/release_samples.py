@@ -24,9 +24,9 @@ from pipeline.registry.client import Registry
 from pipeline.registry.descriptors import IMAGE_CONFIG, INDEX, LAYER_GZIP, MANIFEST, Descriptor
 from pipeline.registry.reference import Reference
 from pipeline.release import images
-from pipeline.release.annotations import GPU, INPUTS
 from pipeline.release.cosign import Signer
 from pipeline.release.publish import Published, Publisher
+from pipeline.release.tags import GPU, INPUTS
 
 KEY_PASSWORD = "k3y-word-of-a-test"
 BASE = bytes(range(256)) * 400

@@ -15,7 +15,7 @@ from ports import free_port
 from release_registries import NOBODY, QUICK, attached, command, image, running
 from release_standin import Standin
 
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import Exit
 from pipeline.registry.client import Registry, list_tag
 from pipeline.registry.descriptors import MANIFEST
 from pipeline.registry.errors import InvalidResponse, NotFound, RegistryError

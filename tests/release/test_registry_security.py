@@ -13,8 +13,7 @@ import pytest
 from release_registries import NOBODY, PASSWORD, QUICK, USER, auth_of, image
 from release_standin import Standin
 
-from pipeline.contract.errors import UsageError
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import Exit, UsageError
 from pipeline.registry.client import Registry, parallel_map
 from pipeline.registry.credentials import HUB_KEY, Credentials, Login, docker_config
 from pipeline.registry.errors import InvalidResponse, RegistryError

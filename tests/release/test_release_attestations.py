@@ -14,8 +14,7 @@ from release_registries import NOBODY, PASSWORD, QUICK, USER, auth_of, command, 
 from release_samples import SampleImage, release
 
 from pipeline.contract.digest import sha256_bytes
-from pipeline.contract.errors import PublishError, UsageError
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import Exit, PublishError, UsageError
 from pipeline.registry.client import Registry
 from pipeline.registry.descriptors import EMPTY, Descriptor, Manifest
 from pipeline.registry.reference import Reference

@@ -13,9 +13,9 @@ import pytest
 import release_samples as samples
 from release_registries import NOBODY, PASSWORD, QUICK, USER, auth_of, command
 
-from pipeline.cache.store import check_root
+from pipeline.cache.integrity import check_root
 from pipeline.contract.digest import sha256_bytes
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import Exit
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 from pipeline.registry.client import Registry
 from pipeline.registry.descriptors import EMPTY, IMAGE_CONFIG, LAYER_GZIP, MANIFEST, OCTETS, Manifest

@@ -13,8 +13,7 @@ from release_registries import NOBODY, QUICK
 from release_samples import SampleImage, inspect
 
 from pipeline.contract.digest import sha256_bytes
-from pipeline.contract.errors import DockerError, UsageError, WarmUpError
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import DockerError, Exit, UsageError, WarmUpError
 from pipeline.contract.plan import Layout
 from pipeline.image.request import Request
 from pipeline.registry.client import Registry

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tune_harness import HERE, Done, Tuner, error_line, read_manifest, write_plan
 
-from pipeline.cache.store import check_root
+from pipeline.cache.integrity import check_root
 from pipeline.contract.plan import Plan
 
 pytestmark = pytest.mark.flashinfer

@@ -23,7 +23,7 @@ sys.path.append(str(ROOT / "tests" / "release"))
 
 import release_debian
 
-from pipeline.cache.store import check_root
+from pipeline.cache.integrity import check_root
 
 pytestmark = [pytest.mark.flashinfer, pytest.mark.once]
 

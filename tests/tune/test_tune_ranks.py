@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tune_harness import Tuner, only_key, read_manifest, write_plan
 
-from pipeline.cache.store import check_root
+from pipeline.cache.integrity import check_root
 from pipeline.contract.plan import Layout, Plan
 
 pytestmark = pytest.mark.flashinfer

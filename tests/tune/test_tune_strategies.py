@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tune_harness import Done, Tuner, error_line, read_manifest, write_plan
 
-from pipeline.cache.store import check_root
+from pipeline.cache.integrity import check_root
 from pipeline.contract.manifest import Manifest
 from pipeline.contract.plan import OpPlan, Plan
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.contract.digest import sha256_bytes
-from pipeline.contract.key import Key, make_key
 from pipeline.contract.manifest import Covered, FileFacts, Manifest, RankFacts
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 from pipeline.contract.plan import Layout, OpPlan, Plan
-from pipeline.contract.record import Host, Record
+from pipeline.contract.record import Host, Key, Record, make_key
 
 CPU = {
     "flashinfer_version": "0.6.16.post3",

@@ -13,9 +13,9 @@ import cache_samples as samples
 import pytest
 
 from pipeline.__main__ import main
+from pipeline.cache.integrity import check_root
 from pipeline.cache.otherkeys import other_keys
 from pipeline.cache.read import read_cache
-from pipeline.cache.store import check_root
 from pipeline.commands.cache import store
 from pipeline.contract.digest import sha256_file
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE

@@ -13,7 +13,7 @@ from pathlib import Path
 import cache_samples as samples
 import pytest
 
-from pipeline.cache.store import check_root
+from pipeline.cache.integrity import check_root
 from pipeline.cache.tree import find_keys, walk
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE

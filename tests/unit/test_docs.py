@@ -15,8 +15,7 @@ import pytest
 from cache_samples import record, write
 
 from pipeline.__main__ import main, parser_for
-from pipeline.contract.errors import UsageError
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import Exit, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "pipeline").rglob("*.py"))

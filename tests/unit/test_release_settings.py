@@ -16,8 +16,7 @@ import cache_samples
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.contract.errors import CacheRefused, PublishError, UsageError
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import CacheRefused, Exit, PublishError, UsageError
 from pipeline.contract.verdict import Verdict
 from pipeline.image.bake import labels
 from pipeline.image.producer import WarmUp
@@ -25,8 +24,8 @@ from pipeline.registry import client
 from pipeline.registry.client import parallel_map
 from pipeline.registry.http import RetryPolicy
 from pipeline.release import tags, verdicts
-from pipeline.release.annotations import public_address, revision_annotations
 from pipeline.release.run import Row, Summary
+from pipeline.release.tags import public_address, revision_annotations
 
 NAMES = tags.Names("Llama-3.1-8B", 2, "0.6.16.post3", "H200", "abcdef0123456789", "fedcba98765432", "vLLM")
 MATRIX = '[gpus.h200]\nname = "NVIDIA H200"\narch = "90a"\n[[cells]]\nmodel = "tiny"\ndevice = "cpu"\ntp = 1\n'
@@ -141,8 +140,33 @@ def test_a_cell_says_which_device_it_needs(
 def test_a_cell_whose_cache_is_missing_fails_alone(matrix: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(client, "RetryPolicy", lambda: RetryPolicy(tries=1))
     matrix.write_text(MATRIX + '[[cells]]\nmodel = "tiny"\ncache = "nowhere"\n')
-    assert main(["release", "cells", "--matrix", str(matrix), "--registry", "127.0.0.1:1"]) == Exit.PUBLISH
+    words = ["release", "cells", "--matrix", str(matrix), "--registry", "127.0.0.1:1"]
+    assert main(words) == Exit.PUBLISH
     assert "Connection refused" in capsys.readouterr().err, "the registry is asked, and no engine"
+    monkeypatch.setattr(client.Registry, "resolve", lambda *_: None)
+    assert main([*words, "--json"]) == Exit.CACHE
+    out, err = capsys.readouterr()
+    assert [bool(row["error"]) for row in json.loads(out)] == [False, True], "all are listed"
+    assert "tiny-tp2: " in err and "nowhere is not a directory" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('model = "tniy"\ntp = 1\ncache = "nowhere"\n', ["tniy"]),
+        ('model = "llama-3.1-8b"\ntp = 7\ngpu = "h200"\ncache = "nowhere"\n', ["llama-3.1-8b-tp7-h200: "]),
+        ('model = "tiny"\nname = "b"\n[[cells]]\nmodel = "tiny"\nname = "c"\nbuckets = "x"\n', ["same tag tiny-1", "--buckets=x"]),
+    ],
+)  # fmt: skip
+def test_everything_that_cells_cannot_be_is_said_at_once(text: str, said: list[str], matrix: Path, capsys: Any) -> None:
+    """Also of cells whose caches are missing."""
+    matrix.write_text(f"{MATRIX}max_tokens = 0.5\n")
+    words = ["release", "cells", "--matrix", str(matrix), "--registry", "127.0.0.1:1", "--tag", "{model}-1"]
+    assert main(words) == Exit.USAGE and "max_tokens" in capsys.readouterr().err
+    matrix.write_text(f"{MATRIX}buckets = 'y'\n[[cells]]\n{text}")
+    assert main(words) == Exit.USAGE
+    err = capsys.readouterr().err
+    assert all(line in err for line in [*said, "tiny-tp1: --buckets=y"]), err
 
 
 def test_tags_are_what_the_documents_say() -> None:

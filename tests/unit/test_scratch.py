@@ -10,15 +10,15 @@ from pathlib import Path
 import cache_samples
 import pytest
 
-from pipeline.contract.key import Key
+from pipeline.contract.files import scratch
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
-from pipeline.contract.scratch import scratch
+from pipeline.contract.record import Key
 from pipeline.tune.publish import publish
 
 MAKER = """
 import sys
 from pathlib import Path
-from pipeline.contract.scratch import scratch
+from pipeline.contract.files import scratch
 with scratch(Path(sys.argv[1]), ".making-") as made:
     (made / "file").touch()
     print(made, flush=True)

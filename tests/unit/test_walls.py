@@ -172,7 +172,7 @@ def test_mypy_strict_is_content(run_tool) -> None:
 
 def test_exit_codes_are_unique_and_each_error_has_one() -> None:
     from pipeline.contract import errors
-    from pipeline.contract.exits import MEANING, Exit
+    from pipeline.contract.errors import MEANING, Exit
 
     assert len({int(code) for code in Exit}) == len(list(Exit))
     assert set(MEANING) == set(Exit)

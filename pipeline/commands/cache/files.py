@@ -1,20 +1,27 @@
-"""`pipeline cache ls|diff|merge|export`: caches as files."""
+"""`pipeline cache ls|inspect|diff|merge|export|add`: caches as files and in images."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipeline.commands.locations import METAVAR, locate, opened
+from pipeline import log
+from pipeline.cache.difference import Difference, Side, difference
+from pipeline.cache.entrykey import op_and_runner
+from pipeline.cache.integrity import check
+from pipeline.cache.read import CacheFile, inspect_cache, read_cache
+from pipeline.cache.tree import manifest_beside, walk
+from pipeline.cache.union import merge_files, merge_roots, write_file
+from pipeline.commands.cache.store import rows_of, rows_of_store, stored, strays
+from pipeline.commands.locations import METAVAR, NoCacheInImage, locate, opened
 from pipeline.contract.commandline import path
-from pipeline.contract.exits import Exit
-
-if TYPE_CHECKING:
-    from pipeline.cache.difference import Difference, Side
+from pipeline.contract.errors import Exit, UsageError
+from pipeline.contract.text import shown
 
 
 def configure_ls(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +32,6 @@ def configure_ls(parser: argparse.ArgumentParser) -> None:
 
 def execute_ls(arguments: argparse.Namespace) -> int:
     """List keys, one block each."""
-    from pipeline import log
-    from pipeline.commands.cache.store import rows_of, rows_of_store, stored, strays
 
     if arguments.target:
         with opened(arguments.target) as root:
@@ -48,8 +53,6 @@ def execute_ls(arguments: argparse.Namespace) -> int:
 
 
 def _block(row: dict[str, Any]) -> Iterator[str]:
-    from pipeline.contract.text import shown
-
     model, device, ended = (shown(row[name]) for name in ("model", "device", "ended"))
     yield row["key"] or f"warm-up {row['inputs']}"
     about = f"{model or '?'} on {device or '?'}, {row['ranks']} ranks, {row['entries']} entries, " if row["key"] else ""
@@ -70,17 +73,68 @@ def configure_inspect(parser: argparse.ArgumentParser) -> None:
 
 def execute_inspect(arguments: argparse.Namespace) -> int:
     """Print what each key is, where it was made, and what it answers; exit 7 where something is wrong with it."""
-    from pipeline.commands.cache.inspect import described, lines_of
-
     location = locate(arguments.target)
     with contextlib.ExitStack() as stack:
         single = location.kind == "path" and not location.path.is_dir()
-        found = described(location.path if single else stack.enter_context(opened(arguments.target)), arguments.key)
+        found = _described(location.path if single else stack.enter_context(opened(arguments.target)), arguments.key)
     if arguments.json:
         print(json.dumps(found, indent=2))
     else:
-        print("\n".join(line for one in found for line in lines_of(one)))
+        print("\n".join(line for one in found for line in _lines_of(one)))
     return int(Exit.CACHE if any(one["findings"] for one in found) else Exit.OK)
+
+
+def _described(place: Path, key: str = "") -> list[dict[str, Any]]:
+    """Each key below a root, or the one file, as JSON values. Raises `UsageError` where none fits."""
+    if not place.is_dir():
+        file = inspect_cache(place)
+        return [{"key": "", "manifest": None, **_contents(file), "findings": [str(one) for one in file.findings]}]
+    keys = [one for one in walk(place).keys if one.key.hash.startswith(key)]
+    if not keys:
+        what = f"no key there begins with {key!r}" if key else f"{shown(str(place))} has no cache"
+        raise UsageError(what, hint="a cache root has <version>/<arch>/<hash>/; `pipeline cache ls` lists keys")
+    return [
+        {
+            "key": str(one.key),
+            "manifest": one.manifest.to_json() if one.manifest is not None else None,
+            **_contents(one.file),
+            "findings": [str(finding) for finding in check(one)],
+        }
+        for one in keys
+    ]
+
+
+def _contents(file: CacheFile | None) -> dict[str, Any]:
+    if file is None:
+        return {"record": {}, "entries": {}}
+    counts = Counter(op_and_runner(key) for key in file.entries)
+    entries: dict[str, dict[str, int]] = {}
+    for (op, runner), count in sorted(counts.items()):
+        entries.setdefault(op, {})[runner] = count
+    return {"record": dict(file.metadata or {}), "entries": entries}
+
+
+def _lines_of(found: dict[str, Any]) -> Iterator[str]:
+    """One key for people."""
+    manifest = found["manifest"]
+    if found["key"]:
+        yield found["key"]
+    if manifest is not None:
+        plan, host = manifest["plan"], manifest["record"]["host"]
+        layout = " ".join(f"{name}={size}" for name, size in plan["layout"].items())
+        device = ", ".join(dict.fromkeys(host["gpus"])) or host["cpu"].get("model", "?")
+        yield f"  model     {shown(plan['model'])} ({layout}), plan {plan['digest'][:12]}"
+        yield f"  device    {shown(device)}, driver {shown(host['driver'] or '?')}"
+        yield f"  made      {shown(manifest['started'])} to {shown(manifest['ended'])}, {shown(manifest['strategy'])}"
+        yield f"  ranks     {len(manifest['ranks'])}, {sum(rank['entries'] for rank in manifest['ranks'])} entries"
+    for name, value in found["record"].items():
+        yield f"  record    {shown(name, 40)} {shown(value, 80)}"
+    for op, runners in found["entries"].items():
+        counts = ", ".join(f"{shown(runner, 60)} {count}" for runner, count in runners.items())
+        yield f"  entries   {shown(op or 'unreadable keys', 60)}: {counts}"
+    for note in (manifest or {}).get("notes", ()):
+        yield f"  note      {shown(note, 400)}"
+    yield from (f"  UNSOUND   {finding}" for finding in found["findings"])
 
 
 def configure_diff(parser: argparse.ArgumentParser) -> None:
@@ -109,8 +163,6 @@ def execute_diff(arguments: argparse.Namespace) -> int:
 
 def _pairs(a: str, b: str) -> tuple[list[Difference], list[tuple[str, str]]]:
     """Compare by key; two caches of one key each are compared whatever their keys are."""
-    from pipeline.cache.difference import difference
-
     with _sides(a) as left, _sides(b) as right:
         if len(left) == 1 and len(right) == 1:
             return [difference(*left.values(), *right.values())], []
@@ -120,14 +172,9 @@ def _pairs(a: str, b: str) -> tuple[list[Difference], list[tuple[str, str]]]:
 
 @contextlib.contextmanager
 def _sides(target: str) -> Iterator[dict[str, Side]]:
-    from pipeline.cache.difference import Side
-    from pipeline.cache.read import read_cache
-    from pipeline.cache.tree import walk
-    from pipeline.commands.locations import NoCacheInImage
-
     location = locate(target)
     if location.kind == "path" and not location.path.is_dir():
-        yield {target: Side.of(target, read_cache(location.path, where=target), _manifest_beside(location.path))}
+        yield {target: Side.of(target, read_cache(location.path, where=target), manifest_beside(location.path))}
         return
     with opened(target) as root:
         tree = walk(root)
@@ -139,19 +186,6 @@ def _sides(target: str) -> Iterator[dict[str, Side]]:
         }
 
 
-def _manifest_beside(path: Path) -> Any:  # noqa: ANN401 - a Manifest, or None
-    from pipeline.cache.tree import load_manifest
-    from pipeline.contract.errors import PipelineError
-    from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
-
-    if path.name != CACHE_FILE:
-        return None
-    try:
-        return load_manifest(path.with_name(MANIFEST_FILE))
-    except PipelineError:
-        return None
-
-
 def configure_merge(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cache merge`."""
     parser.add_argument("inputs", nargs="+", metavar="IN", help=f"cache files, or each {METAVAR}")
@@ -160,10 +194,6 @@ def configure_merge(parser: argparse.ArgumentParser) -> None:
 
 def execute_merge(arguments: argparse.Namespace) -> int:
     """Write the union; print its keys."""
-    from pipeline import log
-    from pipeline.cache.read import read_cache
-    from pipeline.cache.union import merge_files, write_file
-
     out: Path = arguments.output
     if all(Path(name).is_file() for name in arguments.inputs):
         value = merge_files([(name, read_cache(Path(name), where=name)) for name in arguments.inputs])
@@ -185,8 +215,6 @@ def execute_export(arguments: argparse.Namespace) -> int:
 
 
 def _copied(sources: Sequence[str], out: Path) -> int:
-    from pipeline import log
-    from pipeline.cache.union import merge_roots
     from pipeline.versions.findings import counted
 
     with contextlib.ExitStack() as stack:
@@ -195,6 +223,34 @@ def _copied(sources: Sequence[str], out: Path) -> int:
     for key in keys:
         print(key)
     return int(Exit.OK)
+
+
+def configure_add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cache add`."""
+    from pipeline.image.request import add_result_options
+
+    parser.add_argument("of", metavar="IMAGE", help="an image in the engine, with /opt/pipeline, torch and FlashInfer")
+    parser.add_argument("cache", metavar="CACHE", nargs="+", help="a directory, an image, or oci://…")
+    add_result_options(parser)
+
+
+def execute_add(arguments: argparse.Namespace) -> int:
+    """Check the caches, add them, verify, tag."""
+    from pipeline.commands.report import summarize
+    from pipeline.image.names import check_image_name, check_reference
+    from pipeline.image.request import request_to_add
+    from pipeline.image.road import build_image
+
+    check_reference(arguments.of)
+    check_image_name(arguments.image)
+    with contextlib.ExitStack() as stack:
+        roots = [stack.enter_context(opened(cache)) for cache in arguments.cache]
+        timeout = float(arguments.startup_max_wait)
+        outcome = build_image(request_to_add(arguments.of, roots, name=arguments.image, timeout=timeout))
+    if arguments.json:
+        print(json.dumps(outcome.to_json(), indent=2))
+    summarize(outcome)
+    return 0
 
 
 def add_output(parser: argparse.ArgumentParser, what: str) -> None:

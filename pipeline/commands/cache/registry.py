@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.commands.cache.files import add_output
 from pipeline.commands.locations import METAVAR, SCHEME, opened, reference
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import Exit
 
 if TYPE_CHECKING:
     from pipeline.release.caches import Stored

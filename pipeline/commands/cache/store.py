@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.contract.digest import sha256_file
-from pipeline.contract.errors import DockerError, UsageError
-from pipeline.contract.exits import Exit
+from pipeline.contract.errors import DockerError, Exit, UsageError
+from pipeline.contract.files import scratch
 from pipeline.contract.places import CACHE_ROOT, MANIFEST_FILE
 from pipeline.contract.record import Host
-from pipeline.contract.scratch import scratch
 
 _DAY = 86_400
 _YOUNG = 3600  # seconds: the image of what was kept just now may be in the making
@@ -95,7 +94,7 @@ def size_of(place: Path) -> int:
 
 def rows_of(root: Path, entry: StoreEntry | None = None) -> list[dict[str, Any]]:
     """One row for each key below a root, with what its check found; a root that is none gives no rows."""
-    from pipeline.cache.store import check
+    from pipeline.cache.integrity import check
     from pipeline.cache.tree import walk
     from pipeline.contract.strictjson import FileMissing
 
