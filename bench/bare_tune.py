@@ -2,12 +2,14 @@
 
     torchrun --nproc-per-node N bare_tune.py PLAN OUT
 
-`bench.tune` runs it, in the interpreter that has torch and FlashInfer. No contract, no watchdog, no check of what came
-out. The clock is the same as the pipeline's on a CPU.
+`bench.tune` runs it, in the interpreter that has torch and FlashInfer; on a GPU it can be run by hand. No contract, no
+watchdog, no check of what came out. The clock is the same as the pipeline's on a CPU.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from pathlib import Path
 
@@ -25,10 +27,14 @@ def main(plan_file: str, out: str) -> None:
     dist.init_process_group("gloo")
     set_autotune_process_group(dist.group.WORLD)
     plan = read_plan(Path(plan_file))
-    tuner = AutoTuner._instance = AutoTuner(**CPU_KNOBS)
-    with cpu_clock():
+    on_cpu = plan.device == "cpu"
+    device = torch.device("cpu") if on_cpu else torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    if not on_cpu:
+        torch.cuda.set_device(device)
+    tuner = AutoTuner._instance = AutoTuner(**CPU_KNOBS) if on_cpu else AutoTuner()
+    with cpu_clock() if on_cpu else contextlib.nullcontext():
         for op in plan.ops:
-            case = spec_of(op).make(op, torch.device("cpu"), plan.seed)
+            case = spec_of(op).make(op, device, plan.seed)
             with autotune(True, tuning_buckets=op.buckets, round_up=plan.round_up):
                 case.call(op.buckets[-1])
     if dist.get_rank() == 0:
