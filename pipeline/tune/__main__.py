@@ -38,20 +38,18 @@ class Unsaid(UsageError):
 def _tune(arguments: argparse.Namespace) -> dict[str, object]:
     plan = read_plan(arguments.plan)
     check_leader(arguments.strategy, plan)  # before any rank is started: a rank needs long to import
-    nproc = plan.layout.world if arguments.nproc is None else arguments.nproc
+    world = plan.layout.world
     if not plan.ops:
         raise UsageError(
             f"the plan of {plan.model} tunes nothing",
             details=[f"{one.name}: {one.reason}" for one in plan.untuned],
             hint="nothing to do for this model on this device",
         )
-    if nproc != plan.layout.world:
-        log.warn(f"{nproc} ranks in place of the {plan.layout.world} planned: the result can be looked at, not baked")
     nodes = Nodes(arguments.nnodes, arguments.node_rank, arguments.rdzv_endpoint)
-    local = _ranks_here(nodes, nproc)
-    need_torch("pipeline tune MODEL")
+    local = _ranks_here(nodes, world)
+    need_torch()
     buckets = sum(len(op.buckets) for op in plan.ops)
-    log.note(f"{plan.model}: {len(plan.ops)} ops, {buckets} buckets, {nproc} ranks on {plan.device} ({plan.arch})")
+    log.note(f"{plan.model}: {len(plan.ops)} ops, {buckets} buckets, {world} ranks on {plan.device} ({plan.arch})")
     if arguments.compare == "on":
         seconds = COMPARE_SECONDS if arguments.compare_budget is None else arguments.compare_budget
         log.note(f"comparing takes {seconds * buckets:.0f} s at most; what is left then keeps the default")
@@ -68,7 +66,7 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
         place = getattr(arguments, name)
         options[name] = None if place is None else str(place.resolve())
     state = None if arguments.state is None else open_state(arguments.state)
-    with temporary() as work, log.step(f"tune on {nproc} ranks"):
+    with temporary() as work, log.step(f"tune on {world} ranks"):
         launch = Launch(local, arguments.timeout, work, tell, tuple(op.name for op in plan.ops), nodes)
         try:
             last = run_with_restarts(launch, options, state, resume=arguments.resume)

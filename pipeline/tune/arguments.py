@@ -7,9 +7,9 @@ import json
 import sys
 from pathlib import Path
 
-from pipeline.contract.commandline import Parser, budget, path, seconds, whole
+from pipeline.contract.commandline import Parser, budget, path, seconds
 from pipeline.contract.errors import UsageError
-from pipeline.contract.plan import MOST_RANKS, Plan
+from pipeline.contract.plan import Plan
 
 from .strategies import STRATEGIES
 
@@ -33,18 +33,13 @@ def read_plan(path: Path) -> Plan:
     return Plan.from_json(value)
 
 
-def need_torch(instead: str) -> None:
-    """Raise `TorchMissing` where this Python has no torch; `instead` is what to type on a host."""
+def need_torch() -> None:
+    """Raise `TorchMissing` where this Python has no torch."""
     if importlib.util.find_spec("torch") is None:
         raise TorchMissing(
             f"{sys.executable} has no torch",
-            hint=f"this runs where torch and FlashInfer are, as in the image; on a host type `{instead}`",
+            hint="this runs where torch and FlashInfer are, as in the image; on a host type `pipeline tune MODEL`",
         )
-
-
-def ranks(text: str) -> int:
-    """A number of ranks."""
-    return whole(text, "ranks", MOST_RANKS)
 
 
 def parser() -> Parser:
@@ -67,7 +62,6 @@ def parser() -> Parser:
         help="keep each finished op in DIR, and resume from what an interrupted run left there",
     )
     found.add_argument("--no-resume", dest="resume", action="store_false", help="resume nothing from --state")
-    found.add_argument("--nproc", type=ranks, metavar="N", help="number of ranks (default: as planned)")
     found.add_argument("--nnodes", type=int, default=1, metavar="N", help="number of nodes that tune together")
     found.add_argument("--node-rank", type=int, default=0, metavar="N", help="which of them this is, from 0")
     found.add_argument(

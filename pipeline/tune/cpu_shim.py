@@ -8,9 +8,11 @@ and its manifest carries `SUBSTITUTIONS`.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -42,6 +44,10 @@ class _Event:
 
     def synchronize(self) -> None:
         pass
+
+    def query(self) -> bool:
+        """Whether it has been reached: always."""
+        return True
 
     def elapsed_time(self, end: _Event) -> float:
         """Milliseconds from this stamp to `end`."""
@@ -86,6 +92,16 @@ _TABLE = (
     _Row("torch.cuda", ("CUDAGraph",), _Graph, "an object that refuses to be replayed; nothing is measured as a graph"),
     _Row("torch.cuda", ("is_current_stream_capturing",), _no, "always false"),
     _Row("autotuner", ("delay_kernel", "get_trtllm_utils_module"), _nothing, "nothing, there is no launch to hide"),
+)
+
+# As much of torch.cuda as candidates are compared with. Without CUDAGraph: calls that block need none.
+CPU_CUDA = SimpleNamespace(
+    Event=_Event,
+    synchronize=_nothing,
+    empty_cache=_nothing,
+    get_device_properties=lambda _: SimpleNamespace(
+        L2_cache_size=1 << 20, total_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    ),
 )
 
 SUBSTITUTIONS: tuple[str, ...] = (

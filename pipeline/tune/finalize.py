@@ -123,7 +123,6 @@ def describe_result(
         ended=now(),
         options={
             "timeout": options.timeout,
-            "nproc": session.ranks.world,
             "warmup": session.tuner.warmup,
             "repeat": session.tuner.repeat,
             "compare": options.compare,

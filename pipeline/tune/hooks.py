@@ -12,12 +12,14 @@ there. Of the last group it returns another value than the one that it is given,
     before_tactic(inputs, tactic)             before each call of a tactic that FlashInfer measures
     cpu_mm(tactic, a, b, out)                 after each product of `cpu_mm`; the default is tactic -1
     make_bench(bucket)                        before the candidates of an entry are prepared
-    timed_call(inputs, tactic)                before each call of a candidate that is prepared or timed
+    timed_call(inputs, tactic, call)          before each call of a candidate that is prepared or timed
     launch(inputs, runner, tactic)            before each sample on a GPU
     before_save()                             before finished buckets are written to --state
     done()                                    all ranks have met for the last time
 
     python(path)                              the interpreter that the supervisor starts ranks with
+    cuda(module)                              torch.cuda where candidates are timed: another one is used on a CPU too
+    spec(spec, op)                            how an op of the plan is fed, called and checked: its `OpSpec`
     plan(plan)                                the plan that this rank has read
     contract(said, when)                      what this rank says before all compare it
     measured(time_ms, tactic)                 the time that FlashInfer found for a tactic

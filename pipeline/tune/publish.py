@@ -24,7 +24,6 @@ from .checkpoint import forget
 from .failures import NO_ROOM
 from .steps import result_path, saved_path, terms_path
 
-_TRIES = 5
 _MAKING = ".making-"  # what the folders are called in which a key is made
 _NEW = "new"  # the key in there; under its own name there may be the earlier one, which was in its place
 
@@ -34,25 +33,15 @@ class OutUnusable(UsageError):
 
 
 def open_out(place: Path) -> None:
-    """See before anything is tuned that the directory of the result can be made and written to; leave none behind.
+    """Make the directory of the result and see that it can be written to, before anything is tuned.
 
     Removes an earlier run's failure. Raises `OutUnusable`.
     """
     try:
-        new = not place.exists()
-        for left in reversed(range(_TRIES)):
-            place.mkdir(parents=True, exist_ok=True)
-            try:
-                with scratch(place, _MAKING):
-                    pass
-                (place / FAILURE_FILE).unlink(missing_ok=True)
-                break
-            except FileNotFoundError:  # another tune that begins now has removed it, as below
-                if not left:
-                    raise
-        if new:
-            with contextlib.suppress(OSError):  # another tune is at it
-                place.rmdir()
+        place.mkdir(parents=True, exist_ok=True)
+        with scratch(place, _MAKING):
+            pass
+        (place / FAILURE_FILE).unlink(missing_ok=True)
     except OSError as error:
         raise OutUnusable(
             f"{place} cannot be written to: {error.strerror}", hint="name a directory that this user may write"

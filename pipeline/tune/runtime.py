@@ -101,7 +101,7 @@ def _load(tuner: Any, place: str, wanted: str) -> Loaded:  # noqa: ANN401 - an A
     record = read_record("cuda" if torch.cuda.is_available() else "cpu")
     chosen, why = choose([read_baked(place, name) for name in keys_below(place)], _half(record), wanted)
     if chosen is None:
-        raise NotTuned(f"no tuned cache is used: {why}", hint=f"`python -m pipeline.tune.explain {place}` says more")
+        raise NotTuned(f"no tuned cache is used: {why}", hint="`pipeline explain IMAGE --live` says more")
     stored = read_key(Path(place), Key.parse(chosen.key))
     found = explain_tree(Tree(Path(place), (stored,)), from_record(record, "this process"), baked=True)
     if found.verdict != "ok" or stored.file is None or stored.manifest is None:

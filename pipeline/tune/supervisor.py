@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from pipeline import log, run
 from pipeline.contract.errors import UsageError
@@ -46,16 +45,6 @@ _TAIL = 20
 
 class NoTemporary(UsageError):
     """There is no directory to write to."""
-
-
-class Process(Protocol):
-    """What `pipeline.run.spawn` yields, as far as it is looked at here."""
-
-    pid: int
-    returncode: int | None
-
-    def poll(self) -> int | None:
-        """The exit status, None while it runs."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +88,7 @@ class _Rank:
     """A rank of this node, as the supervisor sees it."""
 
     number: int
-    process: Process
+    process: run.Process
     work: Path
 
     def step(self) -> RankStep | None:

@@ -9,7 +9,6 @@ import dataclasses
 import errno
 import os
 import pathlib
-import re
 import signal
 import sys
 import time
@@ -90,7 +89,7 @@ def hang_of_rank_1(after):
     """The fast tactic hangs on rank 1 where it is compared, once it has come back so often."""
     seen = [0]
 
-    def call(inputs, tactic):
+    def call(inputs, tactic, _):
         if len(inputs[0]) == 16 and tactic == FAST:
             seen[0] += 1
             if RANK == "1" and seen[0] > after:
@@ -130,21 +129,63 @@ def no_memory_for_the_last(made=[]):  # noqa: B006 - one list for all calls
 
     def make(bucket):
         made.append(bucket)
-        if not IS_WORKER and RANK == "1" and made == [1, 16]:
+        if not IS_WORKER and RANK == "1" and made == [1, 128, 256]:
             raise MemoryError("planted")
 
     return make
 
 
-def as_on_a_gpu():
-    """Candidates are timed the way of a GPU, against stand-ins for CUDA."""
-    import cuda_on_cpu
+def planted(kind, **more):
+    """A stand-in for an op that needs a GPU, timed as CUDA graphs."""
 
-    from pipeline.tune.compare import timing
-    from pipeline.tune.ops import cpu_mm
+    def spec(found, op):
+        import planted_ops
 
-    cuda_on_cpu.stand_in(timing)
-    cpu_mm.CpuMatmul.bucket_only = False
+        return planted_ops.spec(kind, **more)
+
+    return {"spec": spec, "cuda": with_graphs}
+
+
+def with_graphs(cuda):
+    import planted_ops
+
+    return planted_ops.with_graphs(cuda)
+
+
+def record(inputs, tactic, call):
+    import planted_ops
+
+    planted_ops.record(call)
+
+
+def at_other_counts_too(found, op):
+    """`cpu_mm` compared at all counts that its bucket answers, as a product on a GPU is."""
+
+    def build(*words):
+        case = found.build(*words)
+        case.bucket_only = False
+        return case
+
+    return dataclasses.replace(found, build=build)
+
+
+AS_ON_A_GPU = {"spec": at_other_counts_too, "cuda": with_graphs, "timed_call": record}
+
+
+def hanging_sample():
+    """A sample of one candidate never ends on rank 1, which is met where it is waited for, not where it is launched."""
+    ends = []
+
+    def launch(inputs, runner, tactic):
+        if RANK == "1" and not IS_WORKER and len(inputs[0]) == 128 and tactic == FAST:
+            ends[:] = [False, True]  # the events before and behind it
+
+    def cuda(module):
+        import planted_ops
+
+        return planted_ops.hanging(module, hang, lambda: bool(ends) and ends.pop(0))
+
+    return {**AS_ON_A_GPU, **ONE_IS_FAST, "launch": launch, "cuda": cuda}
 
 
 def of_flashinfer(change):
@@ -154,21 +195,6 @@ def of_flashinfer(change):
         change(autotuner)
 
     return {"importing": patch}
-
-
-def second_keys():
-    """Answers of `cpu_mm` stand under a second key, as those of `bmm_fp8` do, which needs a GPU.
-
-    It is that of a weight of shape (1, n, k) in place of (n, k).
-    """
-    from pipeline.cache import otherkeys
-
-    def other_keys(key):
-        other = re.sub(r"^(\('cpu_mm', '\w+', \(\(\d+, \d+\), \()(\d+, \d+\), )", r"\g<1>1, \2", key)
-        return (other,) if other != key else ()
-
-    otherkeys.other_keys = other_keys
-    otherkeys.other_shapes = lambda shapes: (shapes[0], (1, *shapes[1]), *shapes[2:])
 
 
 HANG_IN_ROUNDS_ON_A_GPU = {
@@ -233,16 +259,16 @@ FAULTS = {
     "worker_dies": {"started": lambda: IS_WORKER and os._exit(9)},
     "worker_hangs": {"make_bench": lambda bucket: IS_WORKER and time.sleep(LONG)},
     "worker_cannot_run_a_candidate": {
-        "timed_call": lambda inputs, tactic: IS_WORKER
+        "timed_call": lambda inputs, tactic, _: IS_WORKER
         and RANK == "1"
         and len(inputs[0]) == 16
         and tactic != -1
         and fail(RuntimeError("planted"))
     },
-    "as_on_a_gpu": {"importing": as_on_a_gpu, "started": lambda: IS_WORKER and as_on_a_gpu()},
-    "no_memory_together": {
-        "importing": as_on_a_gpu, "started": lambda: IS_WORKER and as_on_a_gpu(), "make_bench": no_memory_for_the_last(),
-    },
+    "worker_lacks_memory": {"make_bench": lambda bucket: IS_WORKER and RANK == "1" and exhaust()},
+    "as_on_a_gpu": AS_ON_A_GPU,
+    "no_memory_together": {**AS_ON_A_GPU, "make_bench": no_memory_for_the_last()},
+    "hanging_sample": hanging_sample(),
     "hanging_on_a_gpu": {"before_tactic": lambda inputs, tactic: tactic == 1 and len(inputs[0]) == 16 and spin()},
     "hanging_in_rounds_on_a_gpu": HANG_IN_ROUNDS_ON_A_GPU,
     "hanging_in_workers_on_a_gpu": HANG_IN_ROUNDS_ON_A_GPU if IS_WORKER else {},
@@ -251,7 +277,12 @@ FAULTS = {
     "no_process_group": of_flashinfer(lambda module: delattr(module, "set_autotune_process_group")),
     "name_missing": of_flashinfer(lambda module: delattr(module.AutoTuner, "_get_cache_key")),
     "broken_blocklist": {"started": lambda: os.environ.update(FLASHINFER_TACTICS_BLOCKLIST=__file__)},  # no JSON
-    "second_keys": {"started": second_keys},
+    # ops that need a GPU
+    "fp8": planted("Fp8"),
+    "moe": planted("Moe"),
+    "moe_wrong": planted("Moe", wrong=2, reference_needs=100),
+    "moe_crashes": planted("Moe", crashes=2),
+    "moe_lacks_memory": planted("Moe", call_needs=5),
     # replays
     "tuning_in_replay": {"looking_up": lambda tuner: setattr(tuner, "is_tuning_mode", True)},
     "wrong_output_and_file_changed": {

@@ -16,8 +16,8 @@ def answer_all_with(error):
             raise error
         return SimpleNamespace(add_=call)
 
-    cuda = SimpleNamespace(is_initialized=lambda: True, synchronize=call, cudart=call)
-    guard.torch = SimpleNamespace(cuda=cuda, ones=call)
+    torch.cuda.is_initialized = lambda: True
+    torch.cuda.synchronize = torch.cuda.cudart = torch.ones = call
 
 
 def survived():

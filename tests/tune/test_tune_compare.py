@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tune_harness import Tuner, write_plan
+from tune_harness import Tuner, error_line, write_plan
 
 from pipeline.contract.manifest import Manifest
-from pipeline.contract.plan import Plan
+from pipeline.contract.plan import Layout, OpPlan, Plan
 
 pytestmark = pytest.mark.flashinfer
 
+BF16 = {"a": "bfloat16", "b": "bfloat16", "out": "bfloat16"}
 ON = ("--compare", "on", "--compare-budget", "60")  # enough for a busy machine
 Place = tuple[Manifest, dict[str, Any]]
 
@@ -46,9 +46,13 @@ def test_a_default_that_wins_is_an_entry_that_hits(tuner: Tuner, plan: Path, tmp
 
 @pytest.mark.once
 @pytest.mark.parametrize("fault", ["as_on_a_gpu", "no_memory_together"])
-def test_the_way_of_a_gpu_with_its_second_process(tuner: Tuner, plan: Path, tmp_path: Path, fault: str) -> None:
+def test_the_way_of_a_gpu_with_its_second_process(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, fault: str
+) -> None:
     """Graphs, both states of the clock, several buckets in one go; alone, those for which there is no memory."""
-    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, "--workers", "1", fault=fault, rank="*", warm=False)
+    op = replace(make_plan().ops[0], shape={"n": 768, "k": 352}, buckets=(1, 128, 256))  # a weight that is copied
+    file = write_plan(make_plan(ops=(op,)), tmp_path / "plan.json")
+    done = tuner.run("pipeline.tune", file, tmp_path / "out", *ON, "--workers", "1", fault=fault, rank="*", warm=False)
     assert done.status == 0, done.stderr
     manifest, _ = read(tmp_path / "out")
     for row in manifest.covered:
@@ -57,7 +61,8 @@ def test_the_way_of_a_gpu_with_its_second_process(tuner: Tuner, plan: Path, tmp_
         assert row.ratio is not None and row.ratio <= 1.0 and (row.tactic == -1) == (row.ratio == 1.0), row
     assert not manifest.notes
     assert manifest.options["workers"] == 1
-    assert "at 1, 16 tokens" in done.stderr
+    assert "at 128, 256 tokens" in done.stderr
+    assert ("at 128 tokens" in done.stderr) == (fault == "no_memory_together")
 
 
 @pytest.mark.once
@@ -98,28 +103,63 @@ def test_a_second_process_that_is_lost_leaves_the_default(
 
 
 @pytest.mark.once
-def test_what_a_second_process_cannot_time_is_not_chosen(tuner: Tuner, plan: Path, tmp_path: Path) -> None:
-    fault = "worker_cannot_run_a_candidate"
+@pytest.mark.parametrize("fault", ["worker_cannot_run_a_candidate", "worker_lacks_memory"])
+def test_what_a_second_process_cannot_time_is_not_chosen(tuner: Tuner, plan: Path, tmp_path: Path, fault: str) -> None:
+    """For want of memory it times nothing; the rank goes on, and the rows say why they keep the default."""
     done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, "--workers", "1", fault=fault, rank="*", warm=False)
     assert done.status == 0, done.stderr
     manifest, _ = read(tmp_path / "out")
     assert not manifest.notes
-    assert [(row.tactic, row.decided_by) for row in manifest.covered if row.bucket == 16] == [(-1, "default")]
+    rows = [row for row in manifest.covered if row.bucket == 16 or fault == "worker_lacks_memory"]
+    assert {(row.tactic, row.decided_by) for row in rows} == {(-1, "default")}
+    said = "the default: the second process could not time it: OutOfMemoryError: planted exhaustion"
+    assert {row.note for row in rows} == ({said} if fault == "worker_lacks_memory" else {""})
 
 
-def test_the_two_products_of_a_moe_layer_are_compared_and_verified_each_by_itself(tuner: Tuner) -> None:
-    """A stand-in of FlashInfer's runner, which both products share (fused_moe/core.py, in both versions)."""
-    words = [tuner.python, str(Path(__file__).with_name("moe_sample.py"))]
-    done = subprocess.run(words, env=tuner.environment(), capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["compared"] == {"gemm1": "faster", "gemm2": "faster"}
-    assert told["baked"] == {"gemm1": 2, "gemm2": 5}
-    assert told["freed"] == []
-    assert told["blocked"] == [["gemm1", 2]], "a wrong first product blocks no tactic of the second"
-    said = "32 rows were compared, for want of memory for the reference"
-    assert told["out of memory in the reference"] == [[], [f"moe at {tokens} tokens: {said}" for tokens in (4, 5)]]
-    assert told["out of memory in the inputs"] == "out of memory while running moe at 4 tokens, with the default too"
+@pytest.fixture
+def moe(make_plan: Callable[..., Plan], tmp_path: Path) -> Path:
+    """A MoE layer on one rank, for a stand-in of the runner that its two products share."""
+    shape = {"experts": 8, "local_experts": 8, "hidden": 128, "intermediate": 128, "top_k": 2, "tp": 1, "ep": 1}
+    op = OpPlan("moe", "cutlass_fused_moe", shape, BF16, (4,))
+    return write_plan(make_plan(ops=(op,), layout=Layout()), tmp_path / "moe.json")
+
+
+def chosen(manifest: Manifest) -> dict[str, tuple[Any, str]]:
+    return {row.entry.split("'")[1].rpartition(":")[2]: (row.tactic, row.decided_by) for row in manifest.covered}
+
+
+def test_the_two_products_of_a_moe_layer_are_compared_each_by_its_own_tactics(
+    tuner: Tuner, moe: Path, tmp_path: Path
+) -> None:
+    """No captured graph outlives the workspace that it reads: its candidates could not be timed."""
+    done = tuner.run("pipeline.tune", moe, tmp_path / "out", *ON, "--workers", "1", fault="moe", rank="*", warm=False)
+    assert done.status == 0, done.stderr
+    manifest, _ = read(tmp_path / "out")
+    assert chosen(manifest) == {"gemm1": (2, "faster"), "gemm2": (5, "faster")}
+    assert [(row.candidates, row.note) for row in manifest.covered] == [(3, "")] * 2
+    assert tuner.run("pipeline.tune.replay", "--root", tmp_path / "out", fault="moe", rank="*").status == 0
+
+
+@pytest.mark.parametrize("fault", ["moe_wrong", "moe_crashes"])
+def test_a_bad_first_product_of_a_moe_layer_blocks_no_tactic_of_the_second(
+    tuner: Tuner, moe: Path, tmp_path: Path, fault: str
+) -> None:
+    """Both are looked up before either runs. Memory that runs out in the reference blocks nothing either."""
+    done = tuner.run("pipeline.tune", moe, tmp_path / "out", *ON, fault=fault, rank="*")
+    assert done.status == 0, done.stderr
+    manifest, _ = read(tmp_path / "out")
+    assert [(one["custom_op"].rpartition(":")[2], one["tactic"]) for one in manifest.blocked] == [("gemm1", 2)]
+    assert chosen(manifest)["gemm2"] == (5, "faster")
+    assert chosen(manifest)["gemm1"][0] != 2
+    said = "rows were compared, for want of memory for the reference"
+    noted = [f"moe at {tokens} tokens: 32 {said}" for tokens in (4, 5)] if fault == "moe_wrong" else []
+    assert list(manifest.notes) == noted
+
+
+def test_memory_that_the_default_lacks_too_blocks_no_tactic(tuner: Tuner, moe: Path, tmp_path: Path) -> None:
+    done = tuner.run("pipeline.tune", moe, tmp_path / "out", *ON, fault="moe_lacks_memory", rank="*")
+    assert done.status == 6
+    assert error_line(done) == "error: out of memory while running moe at 5 tokens, with the default too"
 
 
 def test_a_wrong_tactic_is_blocked_and_the_bucket_tuned_again(tuner: Tuner, plan: Path, tmp_path: Path) -> None:

@@ -131,24 +131,22 @@ def test_a_default_that_does_it_is_named_and_ends_the_tuning(
     assert [path.name for path in (tmp_path / "out").rglob("*")] == ["ranks.log"]
 
 
-def sample(tuner: Tuner, name: str, *words: str) -> Any:
-    """What a script beside this file prints in the tuner's interpreter."""
-    command = [tuner.python, str(HERE / name), *words]
-    done = subprocess.run(command, env=tuner.environment(), capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 @pytest.mark.once
-def test_a_hang_in_the_rounds_of_a_gpu_is_named_while_it_is_waited_for(tuner: Tuner) -> None:
-    """Of five samples: the untimed default, the candidates 0 and 1, then 1 and 0. None is named between launches."""
-    named = {"0:0": [0], "2:0": [0, 0, 1], "3:3": [1], "4:2": [1, 1, 0]}
-    for told, numbers in zip(sample(tuner, "hanging_sample.py", *named), named.values(), strict=True):
-        waited = [word for number in numbers for word in (number, "waited")]
-        assert told == ["emptied", "launched"] * 5 + waited[:-1] + ["hung"]
+def test_a_sample_that_never_ends_on_a_gpu_is_named_while_it_is_waited_for(
+    tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    """Samples of a GPU are launched one after the other, and waited for later."""
+    op = replace(make_plan().ops[1], buckets=(128,))
+    done = tune(tuner, make_plan(ops=(op,)), tmp_path, "hanging_sample", *COMPARE, rank="*", timeout=6)
+    assert done.status == 0, done.stderr
+    (row,) = blocked(tmp_path / "out")
+    assert (row["bucket"], row["tactic"]) == (128, ["upcast", "nk", 0, 0, 1])
+    assert re.fullmatch(HUNG, row["reason"])
 
 
 @pytest.mark.once
 def test_a_gpu_that_has_no_memory_left_is_not_taken_for_lost(tuner: Tuner) -> None:
-    found = ["", "", "RuntimeError: planted", "", "DeviceLost: RuntimeError: planted"]
-    assert sample(tuner, "lost_sample.py") == found
+    command = [tuner.python, str(HERE / "lost_sample.py")]
+    done = subprocess.run(command, env=tuner.environment(), capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["", "", "RuntimeError: planted", "", "DeviceLost: RuntimeError: planted"]

@@ -94,13 +94,3 @@ def test_a_cache_that_cannot_be_used_is_refused_with_the_reasons(run, tuned, tmp
     assert any("gpu" in line for line in why) and any("sha256" in line for line in why)
     assert of_named["refused"][0] == "no tuned cache is used: no baked key is ffff"
     assert of_odd["loaded"] == [None, None] and all(of_odd["rights"]) and "a copy/" in said
-
-
-@pytest.mark.once
-def test_explain_in_a_process_that_has_torch(tuner, tuned, tmp_path):
-    root, _ = tuned
-    done = tuner.run("pipeline.tune.explain", root)
-    assert done.status == 0 and "\n  used" in done.stdout, done.stderr
-    assert tuner.run("pipeline.tune.explain", "--json", root).told["verdict"] == "ok"
-    assert tuner.run("pipeline.tune.explain", tmp_path).status == 7
-    assert tuner.run("pipeline.tune.explain", tmp_path / "none").status == 2

@@ -70,13 +70,13 @@ def compare_op(session: Session, op: OpPlan, case: Case, known: Collection[str],
     if session.options.compare == "off":
         return
     with torch.no_grad():
-        for buckets in _groups(session.device, op.buckets, alone=getattr(case, "bucket_only", False)):
+        for buckets in _groups(op.buckets, alone=getattr(case, "bucket_only", False)):
             _Comparison(session, op, case, gather).run(buckets, known)
 
 
-def _groups(device: torch.device, buckets: Sequence[int], *, alone: bool) -> list[Sequence[int]]:
+def _groups(buckets: Sequence[int], *, alone: bool) -> list[Sequence[int]]:
     """Which buckets are timed in one go: evenly shared out where both states of the clock count, else one by one."""
-    shared = [one for one in buckets if timing.on_gpu(device) and not alone and one >= clock.BOTH_FROM]
+    shared = [one for one in buckets if not alone and one >= clock.BOTH_FROM]
     times = math.ceil(len(shared) / _TOGETHER)
     ends = [len(shared) * number // max(1, times) for number in range(times + 1)]
     single: list[Sequence[int]] = [[one] for one in buckets if one not in shared]
@@ -135,8 +135,7 @@ class _Comparison:
                 and points[0].lookup.key not in session.measured.compared
             ], ""
         except OUT_OF_MEMORY as failure:
-            if timing.on_gpu(session.device):
-                torch.cuda.empty_cache()
+            timing.cuda_of(session.device).empty_cache()
             return [], words(failure)
 
     def _candidates(self, bucket: int, question: Question) -> list[Candidate]:

@@ -3,7 +3,7 @@
 On a GPU each candidate is a CUDA graph of several calls for each point (token count). The calls go round copies of the
 weights, and the L2 cache is emptied before each sample, so that every call reads its weights from memory, as a layer of
 a model does. Each candidate has two graphs with copies of their own, and rounds alternate between them: some kernels
-are 6 % faster in one graph than in the next one of the same calls (seen). On a CPU the wall clock times the rounds.
+are 6 % faster in one graph than in the next one of the same calls (seen). On a CPU the same samples are plain calls.
 
 A runner is prepared once for each point, before any graph is captured: preparing again may free memory that earlier
 graphs read (cutlass_fused_moe keeps one workspace for all of a process).
@@ -21,17 +21,15 @@ from typing import Any, NamedTuple
 import torch
 
 from pipeline.tune import flashinfer_api, hooks
+from pipeline.tune.cpu_shim import CPU_CUDA
 from pipeline.tune.guard import survive
 from pipeline.tune.tuner import Question
 
 from . import clock
 from .decide import Batch
 
-cuda: Any = torch.cuda  # a test without a GPU puts a stand-in here
-
 SETS = 2  # graphs of each candidate, each with copies of its own; a batch of rounds for each
 CALLS, SAMPLE_MS = 128, 0.25  # calls of one sample at most; a sample lasts about so long
-_CPU_MS = 0.5
 _L2_TIMES = 3  # the copies of the weights exceed the L2 cache this many times
 _EVICT_TIMES = 2  # so many times its size is read to empty it
 _SHARE = 16  # one set where two would take more than this part of the device's memory
@@ -81,75 +79,9 @@ def words(error: BaseException) -> str:
 
 def run(point: Question, inputs: Sequence[Any], candidate: Candidate) -> None:
     """One call."""
-    hooks.at("timed_call", inputs, candidate.tactic)
-    point.runners[candidate.runner](list(inputs), tactic=candidate.tactic, **point.kwargs)
-
-
-class Bench(clock.Stage):
-    """The candidates of one entry, ready to be timed at each point. `failed` says which cannot be run, and why.
-
-    `both`: rounds are timed in both states of the clock. `ms` is about what one sample takes at each point.
-    """
-
-    both = False
-
-    def __init__(self, asked: Asked) -> None:
-        self.points, self.candidates, self.tell = asked.points, asked.candidates, asked.tell
-        self.failed: dict[int, str] = {}
-        for place in sorted({one.runner for one in self.candidates.values()}):
-            self.tell(next(number for number, one in self.candidates.items() if one.runner == place))
-            for point in self.points:
-                flashinfer_api.prepare(point, place)
-
-    def try_to(self, number: int, what: Callable[[int], None]) -> bool:
-        """Do something with a candidate; note where it fails. Raises `DeviceLost`."""
-        self.tell(number)
-        try:
-            what(number)
-        except Exception as error:  # noqa: BLE001 - a tactic may fail in any way
-            self.failed[number] = words(error)
-            survive(error)
-            return False
-        return True
-
-
-class CpuBench(Bench):
-    """Calls that block their caller, timed by the wall clock."""
-
-    def __init__(self, asked: Asked) -> None:
-        super().__init__(asked)
-        for number in self.candidates:
-            self.try_to(number, self._run_all)
-        self.ms = [_CPU_MS] * len(self.points)
-        self._calls = [1] * len(self.points)
-        if 0 not in self.failed:
-            default = [math.exp(self.launch(0, place, 0)) for place in range(len(self.points))]
-            self._calls = [max(1, min(CALLS, math.ceil(_CPU_MS / ms))) for ms in default]
-        self.tell(None)
-
-    def _run_all(self, number: int) -> None:
-        for point in self.points:
-            run(point, point.inputs, self.candidates[number])
-
-    def launch(self, candidate: int, point: int, turn: int) -> float:  # noqa: ARG002
-        """Take a sample, having named its candidate: what came back once may not come back now."""
-        self.tell(candidate)
-        one, calls = self.points[point], self._calls[point]
-        began = time.perf_counter()
-        for _ in range(calls):
-            run(one, one.inputs, self.candidates[candidate])
-        return math.log(max(1e-6, (time.perf_counter() - began) * 1e3 / calls))
-
-    def reach(self, candidate: int, mark: float) -> None:
-        """It has ended."""
-
-    def wait(self) -> None:
-        """Nothing is left to do."""
-        self.tell(None)
-
-    def read(self, mark: float) -> float:
-        """What was measured."""
-        return mark
+    call = functools.partial(point.runners[candidate.runner], list(inputs), tactic=candidate.tactic, **point.kwargs)
+    hooks.at("timed_call", inputs, candidate.tactic, call)
+    call()
 
 
 class Sample(NamedTuple):
@@ -160,32 +92,47 @@ class Sample(NamedTuple):
     calls: int
 
 
-class GpuBench(Bench):
-    """CUDA graphs. A candidate that cannot be captured is out; where the default cannot, plain calls are timed."""
+class Bench(clock.Stage):
+    """The candidates of one entry, ready to be timed at each point. `failed` says which cannot be run, and why.
+
+    On a GPU a sample is a CUDA graph, and a candidate that cannot be captured is out. On a CPU it is the calls.
+    `ms` is about what one sample takes at each point; `both`: rounds are timed in both states of the clock.
+    """
 
     def __init__(self, asked: Asked, buffers: RotatingBuffers) -> None:
-        super().__init__(asked)
-        self._device, self.both = buffers.device, asked.bucket >= clock.BOTH_FROM
+        self.points, self.candidates, self.tell = asked.points, asked.candidates, asked.tell
+        self.both, self.failed = asked.bucket >= clock.BOTH_FROM, dict[int, str]()
+        self._device, self._cuda = buffers.device, cuda_of(buffers.device)
+        self._graphs = hasattr(self._cuda, "CUDAGraph")
+        for place in sorted({one.runner for one in self.candidates.values()}):
+            self.tell(next(number for number, one in self.candidates.items() if one.runner == place))
+            for point in self.points:
+                flashinfer_api.prepare(point, place)
         self._sets = buffers.sets(self.points)
-        self._pool = cuda.graph_pool_handle()
-        self._plain = False
+        self._pool = self._cuda.graph_pool_handle() if self._graphs else None
         self._samples: dict[int, list[list[Callable[[], None]]]] = {}  # by candidate, set of copies and point
-        if self.try_to(0, self._measure):
+        if self._try_to(0, self._measure):
             for number in self.candidates:
-                self.try_to(number, self._prepare)
+                self._try_to(number, self._prepare)
         self.tell(None)
+
+    def _try_to(self, number: int, what: Callable[[int], None]) -> bool:
+        """Do something with a candidate; note where it fails. Raises `DeviceLost`."""
+        self.tell(number)
+        try:
+            what(number)
+        except Exception as error:  # noqa: BLE001 - a tactic may fail in any way
+            self.failed[number] = words(error)
+            survive(error)
+            return False
+        return True
 
     def _measure(self, default: int) -> None:
         """How long one call of the default takes at each point, and so how many calls a sample has."""
         took: list[float] = []
         for point, inputs in zip(self.points, self._sets[0], strict=True):
             run(point, inputs[0], self.candidates[default])
-            try:
-                sample = self._sample(point, inputs, default, len(inputs))
-            except Exception as error:  # noqa: BLE001 - some kernels cannot be captured
-                survive(error)
-                self._plain = True
-                sample = self._sample(point, inputs, default, len(inputs))
+            sample = self._sample(point, inputs, default, len(inputs))
             begin, end = self._events()
             sample()
             begin.record()
@@ -201,7 +148,7 @@ class GpuBench(Bench):
         for point, inputs in zip(self.points, self._sets[0], strict=True):
             for one in inputs[:2]:
                 run(point, one, self.candidates[number])
-        cuda.synchronize(self._device)
+        self._cuda.synchronize(self._device)
         self._samples[number] = [
             [
                 self._sample(point, inputs, number, calls)
@@ -211,30 +158,32 @@ class GpuBench(Bench):
         ]
 
     def _sample(self, point: Question, inputs: list[list[Any]], number: int, calls: int) -> Callable[[], None]:
-        """What runs so many calls of a candidate: their CUDA graph, or the calls where the default has none."""
+        """What runs so many calls of a candidate."""
 
-        def plain() -> None:
+        def run_all() -> None:
             for call in range(calls):
                 run(point, inputs[call % len(inputs)], self.candidates[number])
 
-        if self._plain:
-            return plain
-        graph = cuda.CUDAGraph()
-        with cuda.graph(graph, pool=self._pool):
-            plain()
+        if not self._graphs:
+            return run_all
+        graph = self._cuda.CUDAGraph()
+        with self._cuda.graph(graph, pool=self._pool):
+            run_all()
         graph.replay()
-        cuda.synchronize(self._device)
+        self._cuda.synchronize(self._device)
         replay: Callable[[], None] = graph.replay
         return replay
 
     def _events(self) -> tuple[Any, Any]:
-        return cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        return self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True)
 
     def launch(self, candidate: int, point: int, turn: int) -> Sample:
         """Run a sample of a candidate at a point; the sets of copies take turns (`set_of`)."""
         begin, end = self._events()
         evict(self._device)
         one = self.candidates[candidate]
+        if not self._graphs:  # it blocks here; on a GPU `reach` says what is waited for
+            self.tell(candidate)
         hooks.at("launch", self.points[point].inputs, self.points[point].runners[one.runner], one.tactic)
         begin.record()
         self._samples[candidate][set_of(turn) % len(self._sets)][point]()
@@ -249,7 +198,7 @@ class GpuBench(Bench):
 
     def wait(self) -> None:
         """Until the device has nothing left to do."""
-        cuda.synchronize(self._device)
+        self._cuda.synchronize(self._device)
         self.tell(None)
 
     def read(self, mark: Sample) -> float:
@@ -261,7 +210,7 @@ class RotatingBuffers:
     """Copies of weights in other memory; points that share a weight share its copies."""
 
     def __init__(self, device: torch.device) -> None:
-        properties = cuda.get_device_properties(device)
+        properties = cuda_of(device).get_device_properties(device)
         self.device = device
         self._cache, self._memory = int(properties.L2_cache_size), int(properties.total_memory)
         self._clones: dict[tuple[int, tuple[int, ...]], list[torch.Tensor]] = {}
@@ -318,6 +267,7 @@ def _filler(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 
     The first entry that a process timed was measured at up to 2.8 times its time (seen): the device was not awake.
     """
+    cuda = cuda_of(device)
     size = _EVICT_TIMES * int(cuda.get_device_properties(device).L2_cache_size)
     much, result = torch.zeros(size // 4, dtype=torch.float32, device=device), torch.zeros((), device=device)
     until = time.monotonic() + _WAKE
@@ -339,9 +289,9 @@ def set_of(turn: int) -> int:
     return turn // 2 % SETS
 
 
-def on_gpu(device: torch.device) -> bool:
-    """Whether candidates are timed as CUDA graphs."""
-    return str(device.type) == "cuda"
+def cuda_of(device: torch.device) -> Any:  # noqa: ANN401 - a module, or what stands for it
+    """`torch.cuda`, or what stands for it on a CPU."""
+    return hooks.changed("cuda", torch.cuda if device.type == "cuda" else CPU_CUDA)
 
 
 def time_entries(device: torch.device, asked: Sequence[Asked], count: int) -> list[Answer]:
@@ -352,18 +302,17 @@ def time_entries(device: torch.device, asked: Sequence[Asked], count: int) -> li
     try:
         return _timed(device, asked, count)
     finally:
-        if on_gpu(device):
-            torch.cuda.empty_cache()
+        cuda_of(device).empty_cache()
 
 
 def _timed(device: torch.device, asked: Sequence[Asked], count: int) -> list[Answer]:
     answers: list[Answer] = []
     benches: dict[int, Bench] = {}  # by the place of the entry
-    buffers = RotatingBuffers(device) if on_gpu(device) else None
+    buffers = RotatingBuffers(device)
     for place, one in enumerate(asked):
         try:
             hooks.at("make_bench", one.bucket)
-            bench = CpuBench(one) if buffers is None else GpuBench(one, buffers)
+            bench = Bench(one, buffers)
         except Exception as error:  # noqa: BLE001 - an entry may fail in any way, such as for want of memory
             survive(error)
             answers.append(Answer(error=words(error)))

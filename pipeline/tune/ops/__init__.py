@@ -15,6 +15,7 @@ import torch
 
 from pipeline.contract.errors import UsageError
 from pipeline.contract.plan import OpPlan
+from pipeline.tune import hooks
 
 # op → file
 OPS: Mapping[str, str] = {
@@ -40,7 +41,10 @@ class OpNotHere(UsageError):
 
 
 class Case(Protocol):
-    """One op of a plan, ready to be called on one rank."""
+    """One op of a plan, ready to be called on one rank.
+
+    One with a true `bucket_only` is compared at its bucket alone, since other token counts would say nothing more.
+    """
 
     def call(self, tokens: int) -> torch.Tensor:
         """Run the op once through FlashInfer's AutoTuner on inputs of `tokens` tokens, and return its output."""
@@ -77,7 +81,7 @@ def spec_of(op: OpPlan) -> OpSpec:
             hint=f"this tuner has {', '.join(sorted(OPS))}; make the plan again with this version",
         )
     specs: Mapping[str, OpSpec] = importlib.import_module(f"{__name__}.{OPS[op.op]}").SPECS
-    return specs[op.op]
+    return hooks.changed("spec", specs[op.op], op)
 
 
 def capability(device: torch.device) -> int:
