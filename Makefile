@@ -16,11 +16,11 @@ TUNE_TESTS = PIPELINE_TUNE_PYTHON=$(CURDIR)/$(TUNE_VENV)/bin/python PIPELINE_TUN
 PLAN := TP=tp EP=ep PP=pp DP=dp DEVICE=device ARCH=arch MAX_TOKENS=max-tokens BUCKETS=buckets OPS=ops SKIP_OPS=skip-ops \
   BACKENDS=backends
 BUILD := BASE_IMAGE=base-image CACHE=cache SERVER=server SERVER_ARGS=server-args SERVER_ENV=server-env PREVIOUS=previous \
-  TUNE_IN=tune-in GPUS=gpus TIMEOUT=timeout TUNE_MAX_WAIT=tune-max-wait STRATEGY=strategy COMPARE=compare \
-  COMPARE_BUDGET=compare-budget STORE=store
-RELEASE := REGISTRY=registry MATRIX=matrix TAG=tag FLOATING_TAG=floating-tag CELL=cell VERDICT=verdict KEY=sign
-SWITCHES := ROUND_UP RETUNE NO_RESUME REQUIRE_IDLE ACCEPT_BASE_VERSIONS BAKE_JIT DRY_RUN
-NAMES := MODEL IMAGE OUT OCI DIR $(foreach pair,$(PLAN) $(BUILD) $(RELEASE),$(firstword $(subst =, ,$(pair)))) $(SWITCHES)
+  GPUS=gpus TIMEOUT=timeout TUNE_MAX_WAIT=tune-max-wait STRATEGY=strategy COMPARE=compare \
+  COMPARE_BUDGET=compare-budget
+RELEASE := REGISTRY=registry MATRIX=matrix TAG=tag FLOATING_TAG=floating-tag CELL=cell VERDICT=verdict SIGN=sign
+SWITCHES := ROUND_UP RETUNE REQUIRE_IDLE ACCEPT_BASE_VERSIONS BAKE_JIT DRY_RUN
+NAMES := MODEL IMAGE OUT OCI DIR KEY IMAGE_STORE $(foreach pair,$(PLAN) $(BUILD) $(RELEASE),$(firstword $(subst =, ,$(pair)))) $(SWITCHES)
 export $(foreach name,$(NAMES),$(if $(filter command,$(origin $(name))),$(name)))
 
 typed = $(if $(filter command,$(origin $(1))),$(value $(1)))
@@ -32,7 +32,7 @@ off = $(filter 0 no false off,$(or $(call typed,$(1)),$(PIPELINE_$(1))))
 switch = $(if $(call is_set,$(1)),$(if $(call off,$(1)),,--$(2)))
 
 PLAN_OPTIONS = $(call options,$(PLAN)) $(call switch,ROUND_UP,round-up)
-BUILD_OPTIONS = $(PLAN_OPTIONS) $(call options,$(BUILD)) $(call switch,RETUNE,retune) $(call switch,NO_RESUME,no-resume) \
+BUILD_OPTIONS = $(PLAN_OPTIONS) $(call options,$(BUILD)) $(call switch,RETUNE,retune) \
   $(call switch,REQUIRE_IDLE,require-idle) $(call switch,ACCEPT_BASE_VERSIONS,accept-base-versions) \
   $(if $(call off,BAKE_JIT),--no-bake-jit)
 
@@ -84,8 +84,8 @@ release: $(VENV)/ready ## push verified images: make release MODEL=tiny REGISTRY
 attest: $(VENV)/ready ## check what proves a pushed image: make attest IMAGE=… [KEY=cosign.pub]
 	@$(PIPELINE) attestation verify $(call given,IMAGE) $(call option,KEY,key)
 
-cache-push: $(VENV)/ready ## keep an image's caches in a registry: make cache-push IMAGE=… OCI=oci://…
-	@$(PIPELINE) cache push $(call given,IMAGE) $(call given,OCI) $(call option,KEY,sign)
+cache-push: $(VENV)/ready ## keep an image's caches in a registry: make cache-push IMAGE=… OCI=oci://… [SIGN=cosign.key]
+	@$(PIPELINE) cache push $(call given,IMAGE) $(call given,OCI) $(call option,SIGN,sign)
 
 cache-pull: $(VENV)/ready ## get caches from a registry: make cache-pull OCI=oci://… DIR=caches/…
 	@$(PIPELINE) cache pull $(call given,OCI) --output $(call given,DIR) $(call option,KEY,key)
@@ -97,7 +97,7 @@ check: $(VENV)/ready ## prove that every version agrees with versions.json
 	@$(PIPELINE) versions check
 
 engine: $(VENV)/ready ## find or start a Docker Engine
-	@$(PIPELINE) daemon up $(call option,STORE,store)
+	@$(PIPELINE) daemon up $(call option,IMAGE_STORE,store)
 
 lint: $(VENV)/dev ## ruff and mypy
 	@$(VENV)/bin/python -m ruff check . && $(VENV)/bin/python -m ruff format --check . && $(VENV)/bin/python -m mypy

@@ -84,7 +84,7 @@ FIELDS: dict[str, Known] = {
     "cutlass_dsl_version": Known(
         "a digest of how torch, apache-tvm-ffi and nvidia-cutlass-dsl are installed (0.7 on)",
         "the same versions installed differently count as different: another installer, --no-compile, another Python",
-        "tune in the very image that will run: build the tuned stage on the final one's layers",
+        "tune in the very image that will run, as `pipeline build` does",
         "nvidia-cutlass-dsl is not installed here",
     ),
     "gpu": Known(

@@ -162,9 +162,9 @@ def live_record(client: DockerClient, image: Image, *, gpus: bool, max_wait: flo
     from pipeline.contract.places import ENV_WORKSPACE
     from pipeline.contract.record import Record
     from pipeline.daemon import find
-    from pipeline.image.containers import ContainerSpec, run_one
+    from pipeline.image.containers import ContainerSpec, run_one, tuner_command
     from pipeline.image.gpus import NO_GPUS, offered
-    from pipeline.image.replay import tuner_command, tuner_files
+    from pipeline.image.replay import tuner_files
 
     engine = find()
     spec = ContainerSpec(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 CACHE_ROOT = "/opt/flashinfer_autotune_cache"
 CODE_ROOT = "/opt/pipeline"  # bin/pipeline-run, and lib/, which only that finds
-STATE_ROOT = "/state"  # finished ops of a tuning that goes on, in build stages only
+STATE_ROOT = "/state"  # finished ops of a tuning that goes on, in the container that tunes
 # The tuner and plan.json, in the tuner image and mounted into replays, never in the finished image. At the root: into a
 # read-only container the engine copies nothing whose path leads through a link, and `/opt` may be one.
 TUNER_ROOT = "/tuner"

@@ -19,7 +19,7 @@ from pipeline.contract.places import ENV_FILE
 
 from .buildx import Build, Built, Export, build, stat_digest
 from .contexts import Destination, Staging, stage_layer
-from .names import ENTRY, ENTRYPOINT, ENVIRONMENT, INPUTS, KEY, PREFIX, PRODUCER
+from .names import ENTRYPOINT, ENVIRONMENT, INPUTS, KEY, PIPELINE_RUN, PREFIX, PRODUCER
 from .probe import destinations
 from .producer import CacheDir, WarmUp
 from .resolve import Inputs
@@ -50,9 +50,9 @@ class Runs:
 
     def wrapped(self) -> str:
         """The same below pipeline-run. A base that is wrapped already is not wrapped twice."""
-        inner = self.entrypoint[1:] if self.entrypoint[:1] == (ENTRY,) else self.entrypoint
+        inner = self.entrypoint[1:] if self.entrypoint[:1] == (PIPELINE_RUN,) else self.entrypoint
         command = self.command if self.command or inner else _NOTHING
-        lines = [f"USER {self.user or 'root'}", f"ENTRYPOINT {json.dumps([ENTRY, *inner])}"]
+        lines = [f"USER {self.user or 'root'}", f"ENTRYPOINT {json.dumps([PIPELINE_RUN, *inner])}"]
         return "\n".join([*lines, f"CMD {json.dumps(list(command))}"] if command else lines)
 
 
@@ -111,7 +111,7 @@ def bake(inputs: Inputs, warm: WarmUp, session: Session, export: Export | None =
         runs, wrap = Runs.of(inputs.base.config), inputs.producer.name == "tune"
         text = finished(inputs.recipe.dockerfile, layers, warm.environment, runs, wrap=wrap)
         wanted = Build(
-            text, "final", contexts, inputs.recipe.arguments, labels(inputs, warm), tag=session.candidate, export=export
+            text, "final", contexts, inputs.recipe.arguments, labels(inputs, warm), tag=session.unnamed, export=export
         )
         return build(session, wanted if export is None else replace(wanted, tag=""))
 
@@ -159,8 +159,8 @@ def labels(inputs: Inputs, warm: WarmUp) -> dict[str, str]:
     if inputs.base.digest:
         found[f"{_OCI}.base.digest"] = inputs.base.digest
     entry = {
-        ENTRYPOINT: f"{ENTRY} checks the cache against the device; without it the variables of the label environment "
-        "still name it, unchecked"
+        ENTRYPOINT: f"{PIPELINE_RUN} checks the cache against the device; without it the variables of the label "
+        "environment still name it, unchecked"
     }
     return {
         **found,

@@ -1,4 +1,4 @@
-"""`docker buildx build` as a function: the one way in which images are built, but for a GPU in the classic builder."""
+"""`docker buildx build` as a function: the one way in which images are built."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import os
 import re
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline import log
 from pipeline.contract.digest import sha256_bytes, sha256_json
 from pipeline.contract.errors import BuildError, DockerError
 from pipeline.contract.files import write_whole
-from pipeline.run import ProcessFailed, ProcessTimedOut, run
+from pipeline.run import ProcessFailed, run
 
 from .session import Session
 
@@ -24,10 +23,6 @@ _ERROR_LINE = re.compile(r"(?:#\d+ )?ERROR: (.*)")
 _FROM = re.compile(rb"(\bfrom=)([a-z][a-z0-9-]*)(?=[\s,])")  # a named context or a stage
 _LOST = "failed to stat lower snapshot"  # moby/buildkit#6977
 _NO_ROOM = "no space left on device"
-
-
-class SnapshotLost(BuildError):
-    """BuildKit cannot merge a linked copy over a base of which it built a part before (moby/buildkit#6977)."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +52,23 @@ class Export:
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """How images are built on a base: the Dockerfile, its named contexts (name to folder) and ARGs.
+
+    `wheels` is one digest over the wheels, empty where the base brings its own software.
+    """
+
+    dockerfile: bytes
+    contexts: Mapping[str, Path]
+    arguments: Mapping[str, str]
+    wheels: str = ""
+
+
+@dataclass(frozen=True)
 class Build:
     """One build: a target of a Dockerfile, its named contexts (name to folder), ARGs and labels.
 
-    `output` is a folder that receives the target's files, `export` an OCI layout that receives the image; with
-    `cache_only` nothing leaves BuildKit's cache; else the engine gets the image, under the name `tag`. `timeout` is in
-    seconds.
+    `export` is an OCI layout that receives the image; else the engine gets it, under the name `tag`.
     """
 
     dockerfile: bytes
@@ -71,10 +77,7 @@ class Build:
     arguments: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     tag: str = ""
-    output: Path | None = None
     export: Export | None = None
-    cache_only: bool = False
-    timeout: float | None = None
 
 
 @dataclass(frozen=True)
@@ -106,26 +109,12 @@ def command(session: Session, wanted: Build, metadata: Path | None = None) -> li
     for name, value in sorted(wanted.labels.items()):
         words += ["--label", f"{name}={value}"]
     words += ["--tag", wanted.tag] if wanted.tag else ()
-    words += ["--output", f"type=local,dest={wanted.output}"] if wanted.output is not None else ()
-    words += ["--output", "type=cacheonly"] if wanted.cache_only else ()
     words += ["--metadata-file", str(metadata)] if metadata is not None else ()
     return [*words, str(empty)]
 
 
-def build(session: Session, wanted: Build, *, on_line: Callable[[str], None] | None = None) -> Built:
-    """Build one target; `on_line` sees what its RUN steps print. Raise `BuildError`, or `DockerError`.
-
-    Where BuildKit has lost a snapshot that it merges linked copies over, plain copies are built: the same files, in
-    layers that may have another digest.
-    """
-    try:
-        return _build(session, wanted, on_line)
-    except SnapshotLost as error:
-        log.warn(f"{error.message}: built with plain copies, whose layers have digests of their own ({error.hint})")
-        return _build(session, replace(wanted, dockerfile=without_links(wanted.dockerfile)), on_line)
-
-
-def _build(session: Session, wanted: Build, on_line: Callable[[str], None] | None) -> Built:
+def build(session: Session, wanted: Build) -> Built:
+    """Build one target. Raise `BuildError`, or `DockerError`."""
     from pipeline.daemon.buildx import environment
 
     said: deque[str] = deque(maxlen=20)
@@ -134,20 +123,14 @@ def _build(session: Session, wanted: Build, on_line: Callable[[str], None] | Non
         match = _STEP_LINE.match(line)
         if match:
             said.append(match.group(1))
-            if on_line is not None:
-                on_line(match.group(1))
 
     with tempfile.TemporaryDirectory(dir=session.home / "contexts", prefix=".buildx-") as temporary:
         metadata = Path(temporary) / "metadata.json"
         words = command(session, wanted, metadata)
         try:
-            run(words, env=environment(session.engine), log=session.log, on_line=heard, timeout=wanted.timeout)
-        except ProcessTimedOut:
-            raise  # whoever gave the timeout knows what outlived it
+            run(words, env=environment(session.engine), log=session.log, on_line=heard)
         except ProcessFailed as error:
             raise _failed(session, wanted.target, tuple(said), error) from error
-        if wanted.output is not None or wanted.cache_only:
-            return Built("", "")
         facts = json.loads(metadata.read_text(encoding="utf-8"))
     config = str(facts.get("containerimage.config.digest", ""))
     return Built(config, str(facts.get("containerimage.digest", config)))
@@ -171,10 +154,10 @@ def _failed(session: Session, target: str, said: Sequence[str], error: ProcessFa
             log=str(session.log),
         )
     if any(_LOST in line for line in error.details):
-        return SnapshotLost(
-            f"target {target} did not build: BuildKit has lost a snapshot of the base",
+        return BuildError(
+            f"target {target} did not build: BuildKit has lost a snapshot of the base (moby/buildkit#6977)",
             details=error.details,
-            hint="`docker buildx prune --all --force` empties its cache",
+            hint="`docker buildx prune --all --force` empties its cache; then run the same command again",
             log=str(session.log),
         )
     return BuildError(
@@ -195,11 +178,6 @@ def _reason(said: Sequence[str], tail: Sequence[str]) -> str:
         if match and match.group(1).strip():
             return match.group(1).strip()[:200]
     return tail[-1].strip()[:200] if tail and tail[-1].strip() else "no reason was printed"
-
-
-def without_links(dockerfile: bytes) -> bytes:
-    """The Dockerfile with plain copies: the same files, in layers that depend on what lies below."""
-    return dockerfile.replace(b"COPY --link ", b"COPY ")
 
 
 def pin_contexts(dockerfile: bytes, contexts: Mapping[str, Path]) -> tuple[bytes, dict[str, Path]]:

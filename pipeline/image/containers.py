@@ -14,6 +14,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from pipeline.contract.errors import BuildError, DockerError
+from pipeline.contract.places import TUNER_ROOT
 
 from .gpus import NO_GPUS, Gpus
 from .session import LABEL, RUN, drop_container
@@ -164,6 +165,11 @@ def _ended(container: Container, status: int) -> Ended:
     stdout = container.logs(stdout=True, stderr=False).decode(errors="replace")
     stderr = container.logs(stdout=False, stderr=True, tail=20).decode(errors="replace").splitlines()
     return Ended(status, stdout, tuple(stderr))
+
+
+def tuner_command(module: str, *words: str) -> list[str]:
+    """A module of the tuner with arguments, in a container that has the tuner below TUNER_ROOT."""
+    return ["python3", f"{TUNER_ROOT}/launcher.py", module, *words]
 
 
 def tar_of(folders: Mapping[str, Path], files: Mapping[str, bytes] | None = None) -> bytes:

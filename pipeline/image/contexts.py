@@ -188,7 +188,7 @@ def _link(source: str, target: str) -> str:
 def tuner_into(place: Path) -> None:
     """Put the tuner's launcher and package into an empty folder."""
     _copy_package(place / "pipeline", _IN_TUNER)
-    shutil.copyfile(PACKAGE / "tune" / "launcher.py", place / "run.py")
+    shutil.copyfile(PACKAGE / "tune" / "launcher.py", place / "launcher.py")
 
 
 @functools.cache

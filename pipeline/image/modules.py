@@ -22,7 +22,7 @@ from pipeline.contract.files import scratch, write_json
 from pipeline.contract.places import ENV_WORKSPACE, PLAN_FILE, TUNER_ROOT
 from pipeline.contract.plan import Plan
 
-from .containers import ContainerSpec, created, follow
+from .containers import ContainerSpec, created, follow, tuner_command
 from .contexts import package_content
 from .gpus import Gpus
 from .session import Session
@@ -82,7 +82,7 @@ def compile_modules(
     if known is not None:
         return known
     environment = {ENV_WORKSPACE: WORKSPACE, "FLASHINFER_CUDA_ARCH_LIST": arch_list(plan.arch)}
-    words = ["python3", f"{TUNER_ROOT}/run.py", "pipeline.tune.jit", f"{TUNER_ROOT}/{PLAN_FILE}", _OUT]
+    words = tuner_command("pipeline.tune.jit", f"{TUNER_ROOT}/{PLAN_FILE}", _OUT)
     spec = ContainerSpec(user="0:0", environment=environment, gpus=gpus)
     place = session.home / "modules" / name
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ PRODUCER = f"{PREFIX}.producer"  # tune, vllm or sglang
 ENVIRONMENT = f"{PREFIX}.environment"  # the static variables by which a reader finds the caches without our entry point
 ENTRYPOINT = f"{PREFIX}.entrypoint"  # what an override of the command loses
 TUNERS = "tuned-image-pipeline/tuner"  # tuner images
-ENTRY = f"{CODE_ROOT}/bin/pipeline-run"
+PIPELINE_RUN = f"{CODE_ROOT}/bin/pipeline-run"
 
 # Docker's grammar: a first part counts as a registry only when it has a dot or a port, or is localhost.
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
@@ -47,7 +47,7 @@ def check_reference(name: str) -> None:
 
 def own_labels(config: Mapping[str, Any]) -> Mapping[str, str]:
     """The labels of an image of this pipeline that still starts as one; none of any other."""
-    return config.get("Labels") or {} if (config.get("Entrypoint") or [""])[0] == ENTRY else {}
+    return config.get("Labels") or {} if (config.get("Entrypoint") or [""])[0] == PIPELINE_RUN else {}
 
 
 def split(name: str) -> tuple[str, str]:

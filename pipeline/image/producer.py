@@ -63,8 +63,8 @@ class WarmUp:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a producer works.
+class Job:
+    """What a producer works with.
 
     `image` is the id of the image in which it runs: the tuner image, or the one that serves. `scratch` is an empty
     folder for what it makes. `timeout` bounds a warm-up, `startup` one start of the finished image; both in seconds.
@@ -129,10 +129,13 @@ class Producer(Protocol):
     def inputs(self) -> Mapping[str, object]:
         """What of it decides what is baked, as JSON values: part of the inputs digest."""
 
-    def warm_up(self, place: Place) -> WarmUp:
-        """Make the caches below `place.scratch`. Raises `WarmUpError` or `CacheRefused`."""
+    def build(self) -> str:
+        """Build the image in which it warms up, and return its id; empty: it runs in the base, which will serve."""
 
-    def prove(self, image: str, place: Place) -> Proof:
+    def warm_up(self, job: Job) -> WarmUp:
+        """Make the caches below `job.scratch`. Raises `WarmUpError` or `CacheRefused`."""
+
+    def prove(self, image: str, job: Job) -> Proof:
         """Start fresh containers of `image`: as root, as another user, read-only; no network."""
 
 

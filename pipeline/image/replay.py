@@ -26,7 +26,7 @@ from pipeline.contract.places import CACHE_ROOT, ENV_CACHE_DIR, ENV_WORKSPACE, M
 from pipeline.contract.text import shown
 from pipeline.contract.verdict import Level
 
-from .containers import ANYBODY, ContainerSpec, Ended, created, run_all, run_one, tar_of
+from .containers import ANYBODY, ContainerSpec, Ended, created, run_all, run_one, tar_of, tuner_command
 from .contexts import tuner_into
 from .gpus import Gpus
 from .modules import WORKSPACE
@@ -74,11 +74,6 @@ def tuner_archive() -> bytes:
     with tempfile.TemporaryDirectory(prefix="tuner-") as temporary:
         tuner_into(Path(temporary))
         return tar_of({".": Path(temporary)})
-
-
-def tuner_command(*words: str) -> list[str]:
-    """A module of the tuner with arguments, in a container that has `tuner_files`."""
-    return ["python3", f"{TUNER_ROOT}/run.py", *words]
 
 
 def tuner_files() -> dict[str, bytes]:

@@ -7,7 +7,6 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from pipeline.cache.integrity import check_root
 from pipeline.cache.tree import Stored
@@ -33,15 +32,14 @@ class Request:
 
     `root` is the project (`pipeline.project`); all timeouts are seconds; empty means unset.
 
-    `plan` makes the plan for a target, and for a FlashInfer version where the base brings its own. `first` is the plan
-    that it gave before anything was known of engine and base: what is wrong with the model was said by then. It is None
-    where a server warms up.
+    `plan` is made before anything is known of engine and base, so that what is wrong with the model is said first.
+    `make_plan` makes another, for a target and a FlashInfer version. Both are None where a server warms up.
     """
 
     root: Path
     model: str
-    plan: Callable[[Target | None, str], Plan] | None = None
-    first: Plan | None = None
+    plan: Plan | None = None
+    make_plan: Callable[[Target | None, str], Plan] | None = None
     server: str = ""  # vllm or sglang
     server_args: str = ""
     server_env: str = ""
@@ -49,26 +47,22 @@ class Request:
     base_image: str = ""
     accept_base_versions: bool = False
     image: str = ""
-    retune: bool = False
-    resume: bool = True  # from what an interrupted tuning had finished; never when tuning again on purpose
+    retune: bool = False  # warm up although the store has these inputs; resume no interrupted tuning
     previous: Path | None = None
     caches: tuple[Stored, ...] = ()  # keys to bake instead of tuning, checked
-    entry: Path | None = None  # what a server's `warm-up --in-place` wrote, to bake instead of warming up
-    tune_in: Literal["", "stage", "container"] = ""
+    in_place: Path | None = None  # the folder of a server's `warm-up --in-place`, to bake instead of warming up
     tune_options: tuple[str, ...] = ()  # for the tuner
     gpus: str = ""
     require_idle: bool = False
     bake_jit: bool = True
     startup_timeout: float = 1200.0
-    tune_timeout: float = 7200.0
-    device_timeout: float = 3600.0  # how long to wait for another run that times the same devices
-    store: str = ""  # image store of an engine that has to be started
+    tune_timeout: float = 7200.0  # of a warm-up, and of waiting for another one on the same devices
     install: bool = True  # torch and FlashInfer, where the base has none
 
     @property
     def imported(self) -> bool:
         """Whether the caches were made elsewhere."""
-        return bool(self.caches) or self.entry is not None
+        return bool(self.caches) or self.in_place is not None
 
 
 def _roots(text: str) -> tuple[Path, ...] | None:
@@ -93,12 +87,6 @@ def add_build_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--retune", action="store_true", help="warm up again although the store has these caches")
     group.add_argument("--cache", type=_roots, default=(), metavar="DIR,…", help="bake these caches, tune nothing")
     group.add_argument("--no-bake-jit", action="store_true", help="leave compiled modules out of the image")
-    group.add_argument(
-        "--store",
-        choices=("classic", "containerd"),
-        default="",
-        help="image store of a Docker Engine that is started for this (default: as last time)",
-    )
     server = parser.add_argument_group("server")
     server.add_argument("--server", default="", choices=SERVERS, help="let this server's own start warm up")
     server.add_argument(
@@ -106,14 +94,7 @@ def add_build_options(parser: argparse.ArgumentParser) -> None:
     )
     server.add_argument("--server-env", default="", metavar="N=V …", help="its variables; a secret by name alone")
     tuning = parser.add_argument_group("tuning")
-    tuning.add_argument("--no-resume", action="store_true", help="do not resume an interrupted tuning")
     tuning.add_argument("--previous", type=path, metavar="DIR", help="an existing cache root to start from")
-    tuning.add_argument(
-        "--tune-in",
-        default="",
-        choices=("stage", "container"),
-        help="where the ranks run (default: by what the engine can do)",
-    )
     tuning.add_argument(
         "--gpus", default="", metavar="LIST", help="GPUs by number or CDI name: 0,1 or nvidia.com/gpu=all"
     )
@@ -124,10 +105,7 @@ def add_build_options(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=7200,
         metavar="S",
-        help="timeout of the whole warm-up (the classic builder knows none)",
-    )
-    tuning.add_argument(
-        "--device-max-wait", type=seconds, default=3600, metavar="S", help="how long to wait for another run's devices"
+        help="timeout of the warm-up, and of waiting for another run's on the same devices",
     )
     tuning.add_argument(
         "--strategy",
@@ -157,8 +135,8 @@ def request_to_add(image: str, roots: Sequence[Path], *, name: str, timeout: flo
     return Request(
         root=root(),
         model=plan.model,
-        plan=lambda _target, _version: plan,
-        first=plan,
+        plan=plan,
+        make_plan=lambda _target, _version: plan,
         device=plan.device,
         base_image=image,
         accept_base_versions=True,
@@ -176,8 +154,8 @@ def request_from(arguments: argparse.Namespace) -> Request:
     check_image_name(image)
     _check_clashes(arguments)
     previous = _check_previous(arguments.previous)
-    entry = arguments.cache[0] if arguments.server and arguments.cache else None
-    caches = collect(arguments.cache) if arguments.cache and entry is None else ()
+    in_place = arguments.cache[0] if arguments.server and arguments.cache else None
+    caches = collect(arguments.cache) if arguments.cache and in_place is None else ()
     project = root()
     asked = copy.copy(arguments)
     if caches and not asked.device.strip() and not asked.arch.strip():
@@ -186,24 +164,24 @@ def request_from(arguments: argparse.Namespace) -> Request:
         asked.device, asked.arch = ("cuda", gpus[0]) if gpus else ("cpu", "")
     device = asked.device.strip().lower() or ("cuda" if find_arch(asked.arch) else "")
 
-    def plan(target: Target | None, version: str) -> Plan:
+    def make_plan(target: Target | None, version: str) -> Plan:
         words = copy.copy(asked)
         if version and not words.flashinfer_version.strip():
             words.flashinfer_version = version
         return plan_from(words, project, default=target)
 
-    first = None
+    plan = None
     if arguments.server:
         _check_server(arguments)
     else:
-        first = plan(Target("cuda", "90a") if device == "cuda" else None, "")
+        plan = make_plan(Target("cuda", "90a") if device == "cuda" else None, "")
         if not caches:
-            check_leader(arguments.strategy, first)
+            check_leader(arguments.strategy, plan)
     return Request(
         root=project,
         model=arguments.model,
-        plan=None if arguments.server else plan,
-        first=first,
+        plan=plan,
+        make_plan=None if arguments.server else make_plan,
         server=arguments.server,
         server_args=arguments.server_args,
         server_env=arguments.server_env,
@@ -212,24 +190,20 @@ def request_from(arguments: argparse.Namespace) -> Request:
         accept_base_versions=arguments.accept_base_versions,
         image=image,
         retune=arguments.retune,
-        resume=not arguments.no_resume,
         previous=previous,
         caches=caches,
-        entry=entry,
-        tune_in=arguments.tune_in,
+        in_place=in_place,
         tune_options=() if arguments.server else _tuner_words(arguments),
         gpus=arguments.gpus,
         require_idle=arguments.require_idle,
         bake_jit=not arguments.no_bake_jit,
         startup_timeout=float(getattr(arguments, "startup_max_wait", 1200)),
         tune_timeout=float(arguments.tune_max_wait),
-        device_timeout=float(arguments.device_max_wait),
-        store=arguments.store,
     )
 
 
 _OF_THE_TUNER = (
-    "strategy", "compare", "compare_budget", "previous", "tune_in", "no_resume", "ops", "skip_ops",
+    "strategy", "compare", "compare_budget", "previous", "ops", "skip_ops",
     "buckets", "backends", "max_tokens", "round_up", "no_bake_jit", "tp", "ep", "pp", "dp",
 )  # fmt: skip
 
@@ -238,7 +212,7 @@ def _check_clashes(arguments: argparse.Namespace) -> None:
     """Raise `UsageError` for options that exclude each other."""
     if arguments.cache is None:
         raise UsageError("CACHE= names no directory", hint="CACHE=dir or CACHE=dir1,dir2: roots above <version>/")
-    if arguments.cache and (arguments.retune or arguments.tune_in):
+    if arguments.cache and arguments.retune:
         raise UsageError("CACHE= bakes what was tuned elsewhere, and you asked to tune", hint="leave one of them out")
     if not arguments.server:
         if arguments.server_args or arguments.server_env:

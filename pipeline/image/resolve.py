@@ -17,6 +17,7 @@ from pipeline.planning.ops import Target
 from pipeline.versions import Versions, load
 
 from . import base as bases
+from .buildx import Recipe
 from .caches import check_flashinfer
 from .contexts import FIXED_TIME, Destination, Staging, tuner_content
 from .gpus import Gpus, check, check_driver, offered
@@ -27,7 +28,7 @@ from .replay import Here
 from .request import Request
 from .servers import make, obtain_cpu_base
 from .session import Session
-from .tuner import Recipe, TuneProducer
+from .tuner import TuneProducer
 from .wheels import COMPILER, CPU, CUDA, ensure_wheelhouse
 
 
@@ -37,7 +38,6 @@ class Inputs:
 
     producer: Producer
     base: bases.Base
-    gpus: Gpus
     here: Here
     recipe: Recipe
     version: str  # of FlashInfer or of the server, for the image's name
@@ -104,14 +104,12 @@ def _for_plan(ground: _Ground) -> Inputs:
         plan=plan,
         recipe=recipe,
         base=base.image_id,
-        gpus=gpus if plan.device == "cuda" else Gpus(),
         here=ground.here,
         options=request.tune_options,
-        tune_in=request.tune_in,
         previous=request.previous,
         imported=request.caches,
         bake_jit=request.bake_jit,
-        anew=request.retune or not request.resume,
+        retune=request.retune,
         provenance={
             "plan": plan.digest,
             "base_image": base.reference,
@@ -144,7 +142,7 @@ def _inputs(ground: _Ground, producer: Producer, recipe: Recipe, version: str) -
         "producer": producer.name,
         "inputs": producer.inputs(),
     }
-    return Inputs(producer, ground.base, ground.gpus, here, recipe, version, decides, sha256_json(decides))
+    return Inputs(producer, ground.base, here, recipe, version, decides, sha256_json(decides))
 
 
 def _offer(request: Request, session: Session) -> Gpus:
@@ -166,14 +164,14 @@ def _offer(request: Request, session: Session) -> Gpus:
 
 def _plan(request: Request, facts: BaseFacts, gpus: Gpus) -> Plan:
     """The plan: the one that was made first, unless the engine's GPU or the base's FlashInfer ask for another."""
-    assert request.plan is not None and request.first is not None, "only a server needs no plan"
+    assert request.plan is not None and request.make_plan is not None, "only a server needs no plan"
     target = Target("cuda", gpus.gpus[0].arch) if gpus.gpus and request.device != "cpu" else None
     version = facts.packages["flashinfer-python"] if facts.complete else ""
-    first = request.first
+    first = request.plan
     same = target is None or (target.device, target.arch) == (first.device, first.arch)
     if same and version in ("", first.flashinfer_version):
         return first
-    return request.plan(target, version)
+    return request.make_plan(target, version)
 
 
 def _announce(plan: Plan) -> None:
@@ -332,6 +330,6 @@ def device_of(inputs: Inputs) -> str:
     producer = inputs.producer
     if producer.made_on:
         return producer.made_on
-    if producer.device == "cuda" and inputs.gpus.gpus:
-        return inputs.gpus.gpus[0].name.removeprefix("NVIDIA ")
+    if producer.device == "cuda" and inputs.here.gpus.gpus:
+        return inputs.here.gpus.gpus[0].name.removeprefix("NVIDIA ")
     return f"cpu-{inputs.here.machine}"

@@ -107,7 +107,7 @@ class Outcome:
 def build_image(request: Request) -> Outcome:
     """Build, warm up, bake, verify and name one image. Raise the failed step's error; no name is given then."""
     clock = Clock()
-    with open_session("build", store=request.store) as session:
+    with open_session("build") as session:
         with clock.measure("resolve"):
             inputs = resolve(request, session)
         done = finish(request, inputs, session, clock)
@@ -127,7 +127,7 @@ def finish(request: Request, inputs: Inputs, session: Session, clock: Clock | No
         built = bake(inputs, warm, session)
     with clock.measure("verify"):
         hint = _REMEDY_IMPORTED if request.imported else _REMEDY
-        verdict = verify(inputs, session.candidate, session, timeout=request.startup_timeout, hint=hint)
+        verdict = verify(inputs, session.unnamed, session, timeout=request.startup_timeout, hint=hint)
     return Finished(session, inputs, warm, reused, built, verdict)
 
 
@@ -149,11 +149,11 @@ def give_name(done: Finished, wanted: str = "") -> str:
     repository, name = split(wanted or usual)
     if done.verdict.level != "replay" and not name.endswith("-unverified"):
         name += "-unverified"
-    return tag(session.client, session.candidate, repository, name)
+    return tag(session.client, session.unnamed, repository, name)
 
 
 def warm_up_only(request: Request) -> tuple[Inputs, WarmUp, bool]:
     """Everything up to the warm-up in the host's store: what `pipeline tune` does. The last says that it was there."""
-    with open_session("tune", store=request.store) as session:
+    with open_session("tune") as session:
         inputs = resolve(request, session)
         return inputs, *obtain(request, inputs, session, Clock())

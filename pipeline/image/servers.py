@@ -48,10 +48,10 @@ def make(request: Request, base: Base, packages: Mapping[str, str]) -> Producer:
     model = read_model(request.model)
     for note in model.notes:
         log.note(note)
-    producer = ServerProducer(sets, model.files, model.name, request.device or "cuda", request.entry)
-    if request.entry is None:
+    producer = ServerProducer(sets, model.files, model.name, request.device or "cuda", request.in_place)
+    if request.in_place is None:
         return producer
-    told = check_entry(producer, request.entry, packages)
+    told = check_entry(producer, request.in_place, packages)
     return replace(producer, device="cpu" if told.device == "cpu" else "cuda")
 
 

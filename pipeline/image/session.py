@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 RUN = secrets.token_hex(8)  # the id of this process's run
 LABEL = "io.github.tuned-image-pipeline.run"  # on containers: the run that made them
-CANDIDATES = "tuned-image-pipeline/candidate"  # images that have no name yet, tagged by their run
+UNNAMED = "tuned-image-pipeline/unnamed"  # images that have no name yet, tagged by their run
 _LOGS = 20
 _FORGOTTEN = 86_400.0  # seconds after which what a run of another cache home left counts as left
 
@@ -46,9 +46,9 @@ class Session:
     log: Path
 
     @property
-    def candidate(self) -> str:
+    def unnamed(self) -> str:
         """The name that this run gives to an image until it gets its own."""
-        return f"{CANDIDATES}:{RUN}"
+        return f"{UNNAMED}:{RUN}"
 
     def answers(self) -> bool:
         """Whether the engine still answers."""
@@ -62,16 +62,16 @@ class Session:
 
 
 @contextmanager
-def open_session(name: str, *, store: str = "", leftovers: bool = True) -> Iterator[Session]:
+def open_session(name: str, *, leftovers: bool = True) -> Iterator[Session]:
     """Find or start an engine, remove what killed runs left in it, and close everything on the way out.
 
-    `name` is part of the log's name; `store` is the image store of an engine that has to be started.
+    `name` is part of the log's name.
     """
     from pipeline.daemon import connect, ensure
 
     home = cache_home()
     home.mkdir(parents=True, exist_ok=True)
-    engine = ensure(store=store or None)
+    engine = ensure()
     with contextlib.closing(connect(engine)) as client, translated(engine), _running(home):
         session = Session(engine, client, home, log_file(home, name))
         try:
@@ -80,7 +80,7 @@ def open_session(name: str, *, store: str = "", leftovers: bool = True) -> Itera
             yield session
         finally:
             with contextlib.suppress(DockerError):
-                drop_image(client, session.candidate)
+                drop_image(client, session.unnamed)
 
 
 @contextmanager
@@ -157,10 +157,10 @@ def remove_leftovers(session: Session, *, dry_run: bool = False) -> list[str]:
             runs.add(run)
             if not dry_run:
                 drop_container(client, one["Id"])
-    for image in client.images.list(name=CANDIDATES):
+    for image in client.images.list(name=UNNAMED):
         for tag in image.tags:
             run = tag.rpartition(":")[2]
-            if tag.startswith(f"{CANDIDATES}:") and is_gone(home, run, time.time() - named(image.attrs)):
+            if tag.startswith(f"{UNNAMED}:") and is_gone(home, run, time.time() - named(image.attrs)):
                 removed.append(f"image {tag}")
                 runs.add(run)
                 if not dry_run:

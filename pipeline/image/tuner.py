@@ -1,66 +1,72 @@
-"""The producer `tune`: FlashInfer's own AutoTuner on the ops of a plan, or caches that were tuned elsewhere."""
+"""The producer `tune`: FlashInfer's own AutoTuner on the ops of a plan, or caches that were tuned elsewhere.
+
+The ranks run in one container of the tuner image, with the engine's GPUs where the plan is for one. They leave
+`failure.json` instead of a cache when they fail. What an interrupted tuning had finished lies in the cache home below
+`unfinished`, by a digest of what is tuned, one file an op, copied out while the ranks run; the ranks check these files.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
+import re
 import shutil
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline import log
-from pipeline.cache.integrity import check_root
+from pipeline.cache.archive import safe_extract
 from pipeline.cache.tree import Stored, sums
-from pipeline.contract.digest import sha256_json
+from pipeline.contract.digest import sha256_file, sha256_json
 from pipeline.contract.errors import CacheRefused, Exit, PipelineError, UsageError, WarmUpError
-from pipeline.contract.files import write_json
+from pipeline.contract.files import scratch, write_json
 from pipeline.contract.manifest import Manifest
 from pipeline.contract.places import (
     CACHE_FILE,
     CACHE_ROOT,
     ENV_CACHE_DIR,
     ENV_FILE,
+    ENV_WORKSPACE,
     FAILURE_FILE,
     MANIFEST_FILE,
+    PLAN_FILE,
+    STATE_ROOT,
+    TUNER_ROOT,
 )
 from pipeline.contract.plan import Plan
-from pipeline.run import ProcessTimedOut
 
 from . import modules
-from .buildx import Build, build
+from .buildx import Build, Recipe, build
 from .caches import collect, copy_below, manifest_of
-from .containers import ContainerTimeout
+from .containers import ContainerSpec, ContainerTimeout, created, follow, tar_of, tuner_command
 from .contexts import Staging, tree_digest, tuner_content
-from .gpus import Gpus
-from .modules import Modules
+from .gpus import NO_GPUS, Gpus
+from .modules import WORKSPACE, Modules
 from .names import KEY, MODULES, PREFIX, TUNERS, gpu_of
-from .producer import ROOT_FOLDER, CacheDir, Place, Proof, WarmUp
+from .producer import ROOT_FOLDER, CacheDir, Job, Proof, WarmUp
 from .replay import Here, prove
-from .runners import Form, Job, Unfinished, select
 from .session import Session
 
-# The tuner writes its own exit code into failure.json; a build step can only end with 0 or 1.
+if TYPE_CHECKING:
+    from docker.models.containers import Container
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_OP = re.compile(r"\s*(\d+)/(\d+) ")  # the tuner begins op k of n
+_PREVIOUS, _OUT = "/previous", "/out"
+_EVERY = 2.0  # seconds between two copies of finished ops at least
+
+# The exit code that the tuner writes into failure.json.
 _CAUSES: dict[int, type[PipelineError]] = {
     int(Exit.USAGE): UsageError,
     int(Exit.WARM_UP): WarmUpError,
     int(Exit.CACHE): CacheRefused,
 }
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How images are built on a base: the Dockerfile, its named contexts (name to folder) and ARGs.
-
-    `wheels` is one digest over the wheels, empty where the base brings its own software.
-    """
-
-    dockerfile: bytes
-    contexts: Mapping[str, Path]
-    arguments: Mapping[str, str]
-    wheels: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,14 +80,12 @@ class TuneProducer:
     plan: Plan
     recipe: Recipe
     base: str
-    gpus: Gpus
     here: Here
     options: tuple[str, ...] = ()
-    tune_in: str = ""
     previous: Path | None = None
     imported: tuple[Stored, ...] = ()
     bake_jit: bool = True
-    anew: bool = False  # do not resume
+    retune: bool = False  # resume nothing
     provenance: Mapping[str, str] | None = None
 
     @property
@@ -103,6 +107,11 @@ class TuneProducer:
     def ranks(self) -> int:
         """As many as the plan's layout needs."""
         return self.plan.layout.world
+
+    @property
+    def gpus(self) -> Gpus:
+        """Those that the ranks get; none for a CPU plan."""
+        return self.here.gpus if self.plan.device == "cuda" else NO_GPUS
 
     @property
     def made_on(self) -> str:
@@ -127,73 +136,115 @@ class TuneProducer:
         }
 
     @functools.cached_property
-    def form(self) -> Form:
-        """Where the ranks run."""
-        return select(self.session, self.tune_in, device=self.plan.device, gpus=self.gpus)
+    def compiled(self) -> Modules | None:
+        """The compiled modules of the plan; None where it loads none."""
+        if self.plan.device != "cuda" or not self.bake_jit:
+            return None
+        name = modules.digest(self.base, self.plan)
+        found = modules.compile_modules(
+            self.session, lambda: self._image("bare", None), self.plan, self.gpus, name, timeout=7200.0
+        )
+        return found if found.names else None
 
     def build(self) -> str:
-        """Build what the ranks need: the compiled modules and the tuner image. Return its id, empty in a build stage.
+        """Build what the ranks need: the compiled modules and the tuner image, whose id is returned.
 
-        A build stage finds the layers in BuildKit's cache: built here, no other run waits for them at the device lock.
+        Imported keys need no ranks: then the id is empty.
         """
-        self._modules()
+        compiled = self.compiled
         if self.imported:
             return ""
         with log.step("build the tuner image"):
-            if self.form == "stage":
-                build(self.session, replace(self._stage("tuner"), tag="", cache_only=True))
-                return ""
-            return self._image("tuner")
+            return self._image("tuner", compiled)
 
-    def warm_up(self, place: Place) -> WarmUp:
+    def warm_up(self, job: Job) -> WarmUp:
         """Tune, check what came of it, and stamp the manifests with where they come from."""
         began = time.monotonic()
-        root = place.scratch / ROOT_FOLDER
+        root = job.scratch / ROOT_FOLDER
         if self.imported:
             manifests = [copy_below(one, root / CACHE_ROOT.lstrip("/")) for one in self.imported]
         else:
             ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
             with log.step(f"tune on {ranks}"):
-                manifests = self._tune(place, root)
-        compiled = self._modules()
-        return _described(root, manifests, compiled, 0.0 if self.imported else time.monotonic() - began)
+                manifests = self._tune(job, root)
+        return _described(root, manifests, self.compiled, 0.0 if self.imported else time.monotonic() - began)
 
-    def prove(self, image: str, place: Place) -> Proof:
+    def prove(self, image: str, job: Job) -> Proof:
         """Replay every op in fresh containers of the image."""
-        return prove(place.client, image, self.here, level="replay", timeout=place.startup)
+        return prove(job.client, image, self.here, level="replay", timeout=job.startup)
 
-    def _tune(self, place: Place, root: Path) -> list[Manifest]:
+    def _tune(self, job: Job, root: Path) -> list[Manifest]:
         name = sha256_json([self.inputs(), self.base, self.recipe.wheels, self.gpus.facts(), dict(self.here.processor)])
-        unfinished = Unfinished(self.session.home / "unfinished" / name, self.anew)
-        previous = Staging(self.session.home).copy("previous", self.previous)
-        job = Job(self.session, self._stage("tuned"), self.options, previous, unfinished, self.gpus, place.timeout)
+        unfinished = self.session.home / "unfinished" / name
+        if self.retune:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        caches = root / CACHE_ROOT.lstrip("/")
         try:
-            job.run(self.form, place.image, root)
-        except (ProcessTimedOut, ContainerTimeout) as error:
+            self._run_ranks(job, unfinished, caches)
+        except ContainerTimeout as error:
             raise WarmUpError(
-                f"the tuning timed out: {error.message}", details=error.details, log=str(place.log),
+                f"the tuning timed out: {error.message}", details=error.details, log=str(job.log),
                 hint="--tune-max-wait (TUNE_MAX_WAIT=) is the timeout in seconds; the same command again resumes",
             ) from error  # fmt: skip
-        caches = root / CACHE_ROOT.lstrip("/")
-        _raise_failure(caches / FAILURE_FILE, str(place.log))
+        _raise_failure(caches / FAILURE_FILE, str(job.log))
         if not caches.is_dir() or not any(caches.iterdir()):
             raise WarmUpError(
-                "the tuning produced neither cache nor error report", hint="see the log", log=str(place.log)
+                "the tuning produced neither cache nor error report", hint="see the log", log=str(job.log)
             )
-        keys, _ = check_root(caches)
-        others = {one.manifest.plan.digest for one in keys.keys if one.manifest is not None} - {self.plan.digest}
         try:
             manifests = [manifest_of(one) for one in collect([caches])]
         except CacheRefused as error:
             raise CacheRefused(
-                f"the tuned cache is not sound: {error.message}", details=error.details, log=str(place.log),
+                f"the tuned cache is not sound: {error.message}", details=error.details, log=str(job.log),
                 hint="nothing was baked; RETUNE=1 (--retune) tunes again",
             ) from error  # fmt: skip
-        if others:
-            raise CacheRefused("the cache was tuned for another plan", hint="an internal error", log=str(place.log))
+        assert {one.plan.digest for one in manifests} == {self.plan.digest}, "the ranks tuned another plan"
         stamped = [self._stamp(caches, manifest) for manifest in manifests]
-        unfinished.drop()
+        shutil.rmtree(unfinished, ignore_errors=True)
         return stamped
+
+    def _run_ranks(self, job: Job, unfinished: Path, caches: Path) -> None:
+        """Run the ranks and copy out what they leave: into `caches` at the end, into `unfinished` all the while."""
+        words = tuner_command(
+            "pipeline.tune", f"{TUNER_ROOT}/{PLAN_FILE}", _OUT, "--keep-failure", "--state", STATE_ROOT
+        )
+        unfinished.mkdir(parents=True, exist_ok=True)
+        folders = {STATE_ROOT.lstrip("/"): unfinished}
+        if self.previous is not None:
+            words += ["--previous", _PREVIOUS]
+            folders[_PREVIOUS.lstrip("/")] = self.previous
+        spec = ContainerSpec(user="0:0", environment={ENV_WORKSPACE: WORKSPACE}, gpus=self.gpus)
+        with (
+            job.log.open("a", encoding="utf-8") as said,
+            created(job.client, job.image, [*words, *self.options], spec) as container,
+        ):
+            container.put_archive("/", tar_of(folders))
+            last = time.monotonic()
+
+            def heard(line: str) -> None:
+                nonlocal last
+                said.write(line + "\n")
+                _repeat(line)
+                if time.monotonic() - last >= _EVERY:
+                    _copy_state(container, unfinished)
+                    last = time.monotonic()
+
+            try:
+                status = follow(container, "tuning", timeout=job.timeout, on_line=heard)
+            finally:
+                _copy_state(container, unfinished)
+                kept = len(list(unfinished.glob("*.json")))
+                if kept:
+                    log.note(f"{kept} finished pieces of the tuning are kept: the same command resumes from them")
+            if status != 0:
+                raise WarmUpError(
+                    f"the tuning container ended with {status}: {_meaning(status)}",
+                    details=container.logs(tail=10).decode(errors="replace").splitlines(),
+                    hint="run the same command again: it resumes",
+                    log=str(job.log),
+                )
+            chunks, _ = container.get_archive(_OUT)
+            safe_extract(chunks, caches, strip=1)
 
     def _stamp(self, caches: Path, manifest: Manifest) -> Manifest:
         """Say in a manifest where it comes from and which variables name it, once: when it is made."""
@@ -202,31 +253,49 @@ class TuneProducer:
         write_json(caches / manifest.key / MANIFEST_FILE, stamped.to_json())
         return stamped
 
-    def _modules(self) -> Modules | None:
-        """The compiled modules of the plan; None where it loads none."""
-        if self.plan.device != "cuda" or not self.bake_jit:
-            return None
-        name = modules.digest(self.base, self.plan)
-        found = modules.compile_modules(
-            self.session, lambda: self._image("bare"), self.plan, self.gpus, name, timeout=7200.0
-        )
-        return found if found.names else None
-
-    def _image(self, target: str) -> str:
-        return build(self.session, self._stage(target)).image_id
-
-    def _stage(self, target: str) -> Build:
+    def _image(self, target: str, compiled: Modules | None) -> str:
         staging = Staging(self.session.home)
         plan = (json.dumps(self.plan.to_json(), indent=2) + "\n").encode()
-        compiled = None if target == "bare" else self._modules()
         contexts = {
             **self.recipe.contexts,
-            "tools": staging.tuner({"plan.json": plan}),
+            "tools": staging.tuner({PLAN_FILE: plan}),
             "modules": staging.copy("modules", compiled.root if compiled else None),
-            "previous": staging.copy("previous", self.previous),
         }
-        tag = "" if target == "tuned" else f"{TUNERS}:{sha256_json([target, self.base, self.inputs()])[:16]}"
-        return Build(self.recipe.dockerfile, target, contexts, self.recipe.arguments, tag=tag)
+        tag = f"{TUNERS}:{sha256_json([target, self.base, self.inputs()])[:16]}"
+        wanted = Build(self.recipe.dockerfile, target, contexts, self.recipe.arguments, tag=tag)
+        return build(self.session, wanted).image_id
+
+
+def _repeat(line: str) -> None:
+    """Repeat a line of the ranks; the tuner's own result, which the manifest holds in full, is left out."""
+    plain = _COLOURS.sub("", line).rstrip()
+    if plain and not plain.startswith("{"):
+        log.note(f"│ {plain}")
+        op = _OP.match(plain)
+        log.progress(plain[op.end() :] if op else plain.strip(), *((int(op[1]) - 1, int(op[2])) if op else ()))
+
+
+def _copy_state(container: Container, unfinished: Path) -> None:
+    """Copy what a container finished, running or ended; what cannot be had is left."""
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    with contextlib.suppress(DockerException, RequestException, PipelineError, OSError):
+        chunks, _ = container.get_archive(STATE_ROOT)
+        with scratch(unfinished.parent, ".copying-") as work:
+            safe_extract(chunks, work / "state", strip=1)
+            (work / "state").mkdir(exist_ok=True)
+            if unfinished.exists():
+                unfinished.rename(work / "old")
+            (work / "state").rename(unfinished)
+
+
+def _meaning(status: int) -> str:
+    """What an exit status of a container says; above 128 a signal ended its first process."""
+    try:
+        return f"ended by {signal.Signals(status - 128).name}"
+    except ValueError:
+        return "it gave no reason"
 
 
 def variables(manifests: list[Manifest]) -> dict[str, str]:
@@ -260,8 +329,6 @@ def _described(root: Path, manifests: list[Manifest], compiled: Modules | None, 
 
 def key_labels(manifests: list[Manifest], root: Path, compiled: Modules | None = None) -> dict[str, str]:
     """The labels that say which keys an image has: for each its path, plan digest and manifest digest, by commas."""
-    from pipeline.contract.digest import sha256_file
-
     files = [root / CACHE_ROOT.lstrip("/") / manifest.key / MANIFEST_FILE for manifest in manifests]
     found = {
         KEY: ",".join(manifest.key for manifest in manifests),

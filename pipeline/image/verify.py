@@ -15,7 +15,7 @@ from pipeline.contract.verdict import Level, Verdict
 
 from .gpus import Gpus, offered
 from .names import PRODUCER
-from .producer import Place, Producer, Proof
+from .producer import Job, Producer, Proof
 from .servers import prover
 from .session import Session
 
@@ -93,7 +93,7 @@ def verify(inputs: Inputs, image: str, session: Session, *, timeout: float, hint
     """Prove an image that was baked a moment ago; raise `VerifyFailed` with `hint` where it must not be used."""
     verdict = recall(session, image, inputs.here)
     if verdict is None:
-        verdict = _proved(session, image, inputs.producer, inputs.gpus, timeout)
+        verdict = _proved(session, image, inputs.producer, inputs.here.gpus, timeout)
         remember(session, image, inputs.here, verdict)
     if verdict.result != "pass":
         raise VerifyFailed(verdict, hint)
@@ -121,5 +121,5 @@ def verify_image(session: Session, image: str, *, level: Level, timeout: float) 
 def _proved(session: Session, image: str, producer: Producer, gpus: Gpus, timeout: float) -> Verdict:
     """What fresh containers of an image say by its producer; `timeout` in seconds."""
     with tempfile.TemporaryDirectory(prefix="prove-") as scratch:
-        place = Place(session.client, session.engine, image, gpus, session.log, Path(scratch), timeout, timeout)
-        return verdict_of(session.client, image, producer.prove(image, place))
+        job = Job(session.client, session.engine, image, gpus, session.log, Path(scratch), timeout, timeout)
+        return verdict_of(session.client, image, producer.prove(image, job))

@@ -18,19 +18,17 @@ from pipeline.contract.errors import CacheRefused, UsageError
 from pipeline.contract.files import alone, scratch
 
 from .contexts import settle
-from .producer import ROOT_FOLDER, EntryInvalid, Place, WarmUp, read_entry, write_entry
+from .producer import ROOT_FOLDER, EntryInvalid, Job, WarmUp, read_entry, write_entry
 from .request import Request
 from .resolve import Inputs
 from .session import Session
-from .tuner import TuneProducer
 
 MAKING = ".entry-"  # what the folders are called in which an entry is made, or removed
 
 
 def build(inputs: Inputs) -> str:
-    """The step `build`: the image in which the warm-up runs. A server runs in the base, which will serve."""
-    producer = inputs.producer
-    return producer.build() if isinstance(producer, TuneProducer) else inputs.base.image_id
+    """The step `build`: the id of the image in which the warm-up runs."""
+    return inputs.producer.build() or inputs.base.image_id
 
 
 def warm_up(inputs: Inputs, image: str, request: Request, session: Session) -> WarmUp:
@@ -42,17 +40,17 @@ def warm_up(inputs: Inputs, image: str, request: Request, session: Session) -> W
             return found
         scratch = work / "scratch"
         scratch.mkdir()
-        place = Place(
+        job = Job(
             client=session.client,
             engine=session.engine,
             image=image,
-            gpus=inputs.gpus,
+            gpus=inputs.here.gpus,
             log=session.log,
             scratch=scratch,
             timeout=request.tune_timeout,
             startup=request.startup_timeout,
         )
-        made = inputs.producer.warm_up(place)
+        made = inputs.producer.warm_up(job)
         check(made)
         return keep(session.home, inputs.digest, made, inputs.decides, work)
 
@@ -69,9 +67,9 @@ def _alone_on_devices(inputs: Inputs, request: Request, session: Session) -> Ite
     if request.imported or (request.server and not cuda):
         yield
         return
-    devices = [gpu.uuid for gpu in inputs.gpus.gpus] if cuda else ["cpu"]
+    devices = [gpu.uuid for gpu in inputs.here.gpus.gpus] if cuda else ["cpu"]
     machine = "" if session.engine.local else session.engine.name
-    with device_lock(devices, machine=machine, wait=request.device_timeout):
+    with device_lock(devices, machine=machine, wait=request.tune_timeout):
         yield
 
 

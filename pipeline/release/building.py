@@ -37,8 +37,7 @@ from .matrix import Cell
 # Options of a build that say how a host does it; all others say what an image is, and a matrix says those itself.
 _OF_THE_HOST = frozenset(
     {
-        "retune", "no_resume", "tune_in", "gpus", "require_idle", "timeout", "tune_max_wait", "store", "compare_budget",
-        "device_max_wait",
+        "retune", "gpus", "require_idle", "timeout", "tune_max_wait", "compare_budget",
     }
 )  # fmt: skip
 _TIMEOUTS = frozenset({"--timeout"})
@@ -62,7 +61,7 @@ def request_of(arguments: argparse.Namespace, cell: Cell) -> Request:
     if missing:
         one.cache = ()  # all else of the cell is looked at first
     if cell.caches:  # these are for the cells that tune
-        one.retune, one.tune_in = False, ""
+        one.retune = False
     if not one.cache and not one.device.strip() and not one.arch.strip():
         one.device = "cpu"  # an image is of a device that its cell names, not of what the host happens to have
     request = request_from(one)
@@ -79,7 +78,7 @@ def request_of(arguments: argparse.Namespace, cell: Cell) -> Request:
 
 def ranks_of(request: Request) -> int:
     """How many ranks warm up."""
-    return request.first.layout.world if request.first is not None else max(one.ranks for one in _sets(request))
+    return request.plan.layout.world if request.plan is not None else max(one.ranks for one in _sets(request))
 
 
 def _sets(request: Request) -> tuple[server_words.Words, ...]:
@@ -90,7 +89,7 @@ def inputs_of(request: Request, cell: Cell, annotations: Mapping[str, str]) -> s
     """One digest of all that decides an image, the same on every host, and known without a Docker Engine."""
     arch = str(cell.settings.get("arch", "")) or "90a"
     target = Target("cuda", arch) if request.device == "cuda" else None
-    plan = request.plan(target, "").to_json() if request.plan is not None else None
+    plan = request.make_plan(target, "").to_json() if request.make_plan is not None else None
     # The content: a path may differ from host to host.
     model = read_model(request.model).files if request.server else {}
     sources = [request.root / "versions.json"]

@@ -18,7 +18,7 @@ from pipeline import log
 from pipeline.contract.digest import sha256_file, sha256_json
 from pipeline.contract.errors import CacheRefused, UsageError, WarmUpError
 from pipeline.contract.files import write_json
-from pipeline.image.producer import ROOT_FOLDER, WARMUP_FILE, CacheDir, Place, Proof, WarmUp, read_entry
+from pipeline.image.producer import ROOT_FOLDER, WARMUP_FILE, CacheDir, Job, Proof, WarmUp, read_entry
 
 from . import collect, judge, kinds, manifest
 from .adapters import FACTS, Adapter, adapter_of
@@ -133,28 +133,32 @@ class ServerProducer:
         """Of each set, absolute path → text of the model's files; `home` is HF_HOME. Raises `UsageError`."""
         return tuple(laid(words, self.files, home) for words in self.sets)
 
-    def warm_up(self, place: Place) -> WarmUp:
+    def build(self) -> str:
+        """Nothing: the server starts in the base."""
+        return ""
+
+    def warm_up(self, job: Job) -> WarmUp:
         """Start until a start writes nothing new. Raises `WarmUpError`, `UsageError` or `CacheRefused`."""
         if self.entry is not None:
-            shutil.copytree(self.entry / ROOT_FOLDER, place.scratch / ROOT_FOLDER)
-            return replace(read_entry(self.entry), root=place.scratch / ROOT_FOLDER)
+            shutil.copytree(self.entry / ROOT_FOLDER, job.scratch / ROOT_FOLDER)
+            return replace(read_entry(self.entry), root=job.scratch / ROOT_FOLDER)
         began = time.monotonic()
-        placed = self.laid(_hf_home(place.client, place.image, self.words))
-        order = self.order(ready=place.timeout / MOST / len(self.sets))
+        placed = self.laid(_hf_home(job.client, job.image, self.words))
+        order = self.order(ready=job.timeout / MOST / len(self.sets))
         with log.step(f"start {self.name} up to {MOST * len(self.sets)} times"):
             watched = watch(
-                place.client, place.image, order, {path: text for one in placed for path, text in one.items()},
-                How(user="0:0", gpus=place.gpus), out=place.scratch / "watched", logfile=place.log,
+                job.client, job.image, order, {path: text for one in placed for path, text in one.items()},
+                How(user="0:0", gpus=job.gpus), out=job.scratch / "watched", logfile=job.log,
             )  # fmt: skip
-        warm = self.described(watched, place.scratch / ROOT_FOLDER, placed, str(place.log))
+        warm = self.described(watched, job.scratch / ROOT_FOLDER, placed, str(job.log))
         return replace(warm, seconds=time.monotonic() - began)
 
-    def prove(self, image: str, place: Place) -> Proof:
+    def prove(self, image: str, job: Job) -> Proof:
         """Start the finished image as others would: no network, another command, another user, a read-only root."""
-        told, text = manifest_in(place.client, image)
+        told, text = manifest_in(job.client, image)
         digest = sha256_json(text)
         keys = (f"{told.server}/{digest[:16]}",)
-        if told.device != "cpu" and told.device not in {gpu.name for gpu in place.gpus.gpus}:
+        if told.device != "cpu" and told.device not in {gpu.name for gpu in job.gpus.gpus}:
             return Proof("static", {"manifests": 1}, keys=keys, manifests=(digest,), device=told.device)
         found: list[str] = []
         seconds: dict[str, Mapping[str, float]] = {}
@@ -164,8 +168,8 @@ class ServerProducer:
                 who = f"{how}{_which(self.sets, at)}"
                 with log.step(f"start {self.name} in the finished image {who}"):
                     watched = watch(
-                        place.client, image, Order((self.spec(words, ready=place.startup, most=1),)), served.model,
-                        replace(how, gpus=place.gpus), out=place.scratch / f"proof-{at}-{how.user}", logfile=place.log,
+                        job.client, image, Order((self.spec(words, ready=job.startup, most=1),)), served.model,
+                        replace(how, gpus=job.gpus), out=job.scratch / f"proof-{at}-{how.user}", logfile=job.log,
                     )  # fmt: skip
                 start = watched.starts[0][-1]
                 found += [f"{who}: {one}" for one in judge.findings(baked, served.warm, start, self.adapter)]

@@ -1,7 +1,7 @@
 """Arguments and exit codes of the tuner: `python -m pipeline.tune plan.json OUT`.
 
-With `--stage`, as a build step runs it, a failure is written to OUT/failure.json and the exit code is 0: a builder
-turns every code into 1, and the host reads the file.
+With `--keep-failure`, as the host runs it, a failure is written to OUT/failure.json and the exit code is 0: any other
+code says that the container itself was ended.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def main(words: list[str] | None = None) -> int:
         told = _tune(arguments)
     except PipelineError as error:
         log.fail(error)
-        if not arguments.stage:
+        if not arguments.keep_failure:
             return int(error.exit_code)
         ranks = [state.to_json() for state in error.states] if isinstance(error, RankTrouble) else []
         write_json(

@@ -67,7 +67,7 @@ def parser() -> Parser:
     found.add_argument(
         "--rdzv-endpoint", default="", metavar="HOST:PORT", help="where the nodes meet: a port of node 0"
     )
-    found.add_argument("--stage", action="store_true", help="write failures to OUT/failure.json and end with 0")
+    found.add_argument("--keep-failure", action="store_true", help="write failures to OUT/failure.json and end with 0")
     found.add_argument(
         "--compare",
         choices=("on", "off"),

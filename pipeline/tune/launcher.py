@@ -1,4 +1,4 @@
-"""`python3 /tuner/run.py pipeline.tune… ARGUMENTS`: run a module of the package that lies beside this file.
+"""`python3 /tuner/launcher.py pipeline.tune… ARGUMENTS`: run a module of the package that lies beside this file.
 
 Python puts this file's folder on its search path, so that nothing is installed and no PYTHONPATH is set in the image.
 """

@@ -237,7 +237,7 @@ def test_an_interrupted_build_leaves_no_name_and_what_it_left_goes_with_the_next
     runs = {log.stem.rpartition("-")[2] for log in (home / "tuned-image-pipeline" / "logs").glob("*.log")}
     tags = [tag for image in client.images.list() for tag in image.tags]
     assert name not in tags
-    assert not [tag for tag in tags if "/candidate:" in tag and tag.rpartition(":")[2][:6] in runs]
+    assert not [tag for tag in tags if "/unnamed:" in tag and tag.rpartition(":")[2][:6] in runs]
     assert containers(client, home) == []
 
 
@@ -256,10 +256,10 @@ def test_two_runs_at_once_wait_for_each_other_and_both_end_well(
     assert client.images.get(f"{OWN}/tiny:twice")
 
 
-def test_a_failure_inside_the_stage_comes_back_and_is_never_cached(
+def test_a_failure_of_the_ranks_comes_back_and_is_never_cached(
     engine: Any, home: Path, monkeypatch: pytest.MonkeyPatch, client: Any, plan_of: Any
 ) -> None:
-    """An op that no adapter knows fails on every rank; the build step itself ends with 0, and the next attempt runs."""
+    """An op that no adapter knows fails on every rank; the container itself ends with 0, and the next attempt runs."""
     from pipeline.contract.errors import PipelineError
     from pipeline.contract.plan import OpPlan
     from pipeline.image.request import Request
@@ -269,7 +269,7 @@ def test_a_failure_inside_the_stage_comes_back_and_is_never_cached(
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     op = OpPlan("qkv", "no_such_op", {"n": 8, "k": 8}, {"a": "float32", "b": "float32", "out": "float32"}, (1, 2))
     plan = plan_of("broken", op)
-    request = Request(ROOT, "broken", lambda _target, _version: plan, plan, image=f"{OWN}/tiny:broken")
+    request = Request(ROOT, "broken", plan, lambda _target, _version: plan, image=f"{OWN}/tiny:broken")
     for _ in range(2):
         with pytest.raises(PipelineError, match="no_such_op") as caught:
             build_image(request)
@@ -279,7 +279,7 @@ def test_a_failure_inside_the_stage_comes_back_and_is_never_cached(
 def test_a_tuning_that_was_ended_in_the_middle_is_resumed(
     pipeline: Any, engine: Any, client: Any, home: Path, built: dict[str, Any]
 ) -> None:
-    words = ["tiny", "--tp", "2", "--max-tokens", "512", "--seed", "502", "--tune-in", "container"]
+    words = ["tiny", "--tp", "2", "--max-tokens", "512", "--seed", "502"]
     environment = {**os.environ, "DOCKER_HOST": engine.host, "XDG_CACHE_HOME": str(home)}
     command = [sys.executable, "-m", "pipeline", "tune", *words]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:

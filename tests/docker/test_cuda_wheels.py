@@ -16,10 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_cuda_image_builds_up_to_tuner_and_compiles(
     engine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from dataclasses import replace
-
     from pipeline.contract.plan import Layout, OpPlan, Plan
-    from pipeline.image.buildx import build
+    from pipeline.image.buildx import Build, build
     from pipeline.image.containers import ContainerSpec, run_one
     from pipeline.image.request import Request
     from pipeline.image.resolve import resolve
@@ -34,11 +32,11 @@ def test_the_cuda_image_builds_up_to_tuner_and_compiles(
     monkeypatch.setattr("pipeline.image.resolve._check_gpus", lambda *_: None)
     monkeypatch.setattr("pipeline.image.resolve._offer", lambda *_: __import__("pipeline.image.gpus").image.gpus.Gpus())
     with open_session("test") as session:
-        inputs = resolve(Request(ROOT, "small", lambda _target, _version: small, small, device="cuda"), session)
+        inputs = resolve(Request(ROOT, "small", small, lambda _target, _version: small, device="cuda"), session)
         producer = inputs.producer
         assert isinstance(producer, TuneProducer)
-        tuner = replace(producer, tune_in="container").build()
-        final = build(session, replace(producer._stage("bare"), target="runtime", tag="")).image_id
+        tuner, recipe = producer.build(), producer.recipe
+        final = build(session, Build(recipe.dockerfile, "runtime", recipe.contexts, recipe.arguments)).image_id
         sizes = [session.client.images.get(one).attrs["Size"] for one in (tuner, final)]
         assert sizes[0] > sizes[1]
 
@@ -49,7 +47,7 @@ def test_the_cuda_image_builds_up_to_tuner_and_compiles(
         assert said(final, "python3", "-c", look) == "None None", "the finished image has a compiler"
         release = ".".join(versions["CUDA_VERSION"].split(".")[:2])
         assert f"release {release}" in said(tuner, "/usr/local/cuda/bin/nvcc", "--version")
-        made = producer._modules()
+        made = producer.compiled
         assert made is not None and made.names
         for name in made.names:
             (library,) = made.root.rglob(f"{name}.so")

@@ -1,4 +1,4 @@
-"""The whole pipeline on a GPU host with a real Docker Engine: image, verify, entry point, explain; and tuned in a container.
+"""The whole pipeline on a GPU host with a real Docker Engine: image, verify, explain, and tuned again.
 
     python -m tests.gpu.e2e BASE_IMAGE OUT [--model MODEL] [--tp N] [--words '…']
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-TUNED = "e2e/stage:1"
+TUNED = "e2e/tuned:1"
 
 
 class Record:
@@ -60,12 +60,12 @@ def main() -> None:
     pipeline = (sys.executable, "-m", "pipeline")
     build = (*pipeline, "build", options.model, "--tp", options.tp, "--base-image", options.base,
              "--accept-base-versions", "--json", *options.words.split())  # fmt: skip
-    record.run("stage", *build, "--tune-in", "stage", "--image", TUNED)
-    record.run("again", *build, "--tune-in", "stage", "--image", TUNED)
+    record.run("build", *build, "--image", TUNED)
+    record.run("again", *build, "--image", TUNED)
     record.run("verify", *pipeline, "verify", TUNED, "--json")
     record.run("explain", *pipeline, "explain", TUNED, "--live", "--json")
     record.run("layers", "docker", "history", "--no-trunc", "--format", "{{.Size}} {{.CreatedBy}}", TUNED)
-    record.run("container", *build, "--tune-in", "container", "--retune", "--image", "e2e/container:1")
+    record.run("retune", *build, "--retune", "--image", "e2e/retuned:1")
 
 
 if __name__ == "__main__":

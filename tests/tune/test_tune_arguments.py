@@ -58,7 +58,7 @@ def test_a_plan_for_elsewhere_or_for_nothing_is_refused_by_the_ranks(
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["ranks.log"]
 
 
-@pytest.mark.parametrize("stage", [(), ("--stage",)])
+@pytest.mark.parametrize("stage", [(), ("--keep-failure",)])
 def test_a_result_that_cannot_be_written_is_refused_before_anything_runs(
     tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path, stage: tuple[str, ...]
 ) -> None:

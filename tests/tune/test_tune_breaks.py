@@ -107,7 +107,7 @@ def test_a_rank_that_dies_behind_the_last_meeting_leaves_no_cache(
 def test_a_stopped_rank_is_named_with_its_stack_in_failure_json(
     tuner: Tuner, make_plan: Callable[..., Plan], tmp_path: Path
 ) -> None:
-    done = broken(tuner, make_plan(), tmp_path, "stopped", "--stage")
+    done = broken(tuner, make_plan(), tmp_path, "stopped", "--keep-failure")
     assert done.status == 0
     failure = json.loads((tmp_path / "out" / "failure.json").read_text())
     assert failure["exit_code"] == 6

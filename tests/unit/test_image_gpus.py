@@ -14,7 +14,6 @@ import pytest
 
 from pipeline.contract.errors import BuildError, PipelineError, UsageError
 from pipeline.daemon import Engine, engine_from
-from pipeline.image import runners
 from pipeline.image.base import Base
 from pipeline.image.containers import Ended
 from pipeline.image.gpus import Gpu, Gpus, check, check_driver, offered
@@ -251,17 +250,3 @@ def test_a_cpu_key_is_replayed_by_the_engine_s_processor_and_machine_not_by_the_
 def test_what_runs_in_a_base_keeps_to_the_oldest_python_s_syntax() -> None:
     for text in (_PROBE, _PLACES):
         ast.parse(text, feature_version=(3, 8))
-
-
-def test_the_runner_is_selected_from_what_the_engine_answers() -> None:
-    def select(access: Any, wanted: str = "", runtime: str = "runc", device: str = "cuda") -> str:
-        host = replace(engine(), default_runtime=runtime)
-        return runners.select(session(host), wanted, device=device, gpus=Gpus(access))
-
-    assert select("none", device="cpu") == "stage"
-    assert select("none", "container", device="cpu") == "container"
-    assert select("default-runtime") == "classic stage"
-    assert select("cdi") == select("runtime") == select("default-runtime", "container") == "container"
-    with pytest.raises(UsageError, match="not runc") as caught:
-        select("cdi", "stage")
-    assert "TUNE_IN=container" in caught.value.hint

@@ -28,10 +28,19 @@ from pipeline.image.buildx import Build, build, command, pin_contexts
 from pipeline.image.caches import collect
 from pipeline.image.containers import ContainerSpec, ContainerTimeout, wait
 from pipeline.image.contexts import Destination, Staging, settle, stage_layer
-from pipeline.image.names import ENTRY, KEY, PREFIX, TUNERS, check_free, check_image_name, check_reference, usual_name
+from pipeline.image.names import (
+    KEY,
+    PIPELINE_RUN,
+    PREFIX,
+    TUNERS,
+    check_free,
+    check_image_name,
+    check_reference,
+    usual_name,
+)
 from pipeline.image.probe import BaseFacts
 from pipeline.image.producer import CacheDir, WarmUp
-from pipeline.image.session import CANDIDATES, Session, is_gone, log_file
+from pipeline.image.session import UNNAMED, Session, is_gone, log_file
 from pipeline.image.tuner import _raise_failure
 from pipeline.run import ProcessFailed
 
@@ -138,7 +147,7 @@ def test_the_image_gets_what_a_start_needs_and_nobody_can_import_it(tmp_path: Pa
     assert [p.name for p in code.iterdir()] == ["lib", "bin"] or {p.name for p in code.iterdir()} == {"lib", "bin"}
     assert os.access(code / "bin" / "pipeline-run", os.X_OK)
     tools = staged.tuner({"plan.json": b"{}"})
-    assert {p.name for p in tools.iterdir()} == {"run.py", "pipeline", "plan.json"}
+    assert {p.name for p in tools.iterdir()} == {"launcher.py", "pipeline", "plan.json"}
     assert not list(tmp_path.rglob("__pycache__"))
 
 
@@ -148,11 +157,11 @@ def test_the_image_gets_what_a_start_needs_and_nobody_can_import_it(tmp_path: Pa
         (Runs("", (), ("/bin/bash",)), 'USER root\nENTRYPOINT ["{c}"]\nCMD ["/bin/bash"]'),
         (Runs("1000:5", ("serve", "$X"), ()), 'USER 1000:5\nENTRYPOINT ["{c}", "serve", "$X"]'),
         (Runs("", (), ()), 'USER root\nENTRYPOINT ["{c}"]\nCMD ["/bin/sh"]'),
-        (Runs("", (ENTRY, "serve"), ("a",)), 'USER root\nENTRYPOINT ["{c}", "serve"]\nCMD ["a"]'),
+        (Runs("", (PIPELINE_RUN, "serve"), ("a",)), 'USER root\nENTRYPOINT ["{c}", "serve"]\nCMD ["a"]'),
     ],
 )
 def test_what_the_base_runs_is_wrapped_once_and_kept(runs: Runs, text: str) -> None:
-    assert runs.wrapped() == text.replace("{c}", ENTRY)
+    assert runs.wrapped() == text.replace("{c}", PIPELINE_RUN)
 
 
 def test_the_caches_are_found_without_the_entry_point_through_static_variables() -> None:
@@ -363,24 +372,6 @@ def test_a_build_that_fails_says_why(
     assert caught.value.log and caught.value.hint
 
 
-def test_a_snapshot_that_buildkit_lost_is_built_with_plain_copies_which_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """BuildKit's words are those of Engine 26.1.5 with the containerd store."""
-    fake_docker(
-        tmp_path,
-        monkeypatch,
-        'while [ $# -gt 0 ]; do [ "$1" != --file ] || file=$2; shift; done\n'
-        'grep -q "COPY --link" "$file" || exit 0\n'
-        "echo '#16 ERROR: failed to apply diffs: 1 error occurred:'\n"
-        "echo '\t* failed to stat lower snapshot o4vf: snapshot o4vf does not exist: not found'\nexit 1\n",
-    )
-    text = b"FROM a\nCOPY --link --from=b / /\n"
-    build(a_session(tmp_path), Build(text, "tuned", {}, output=tmp_path / "out"))
-    said = capsys.readouterr().err
-    assert "plain copies, whose layers have digests of their own" in said and "docker buildx prune" in said
-
-
 def test_a_build_s_command_line_is_the_same_every_time_and_has_no_network(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     text = b"FROM a\nCOPY --from=a / /\nCOPY --from=b / /\n"
@@ -463,12 +454,12 @@ def image_of(name: str, named: str) -> Any:
 
 def test_what_another_user_of_the_engine_builds_just_now_stays(tmp_path: Path) -> None:
     now, removed = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()), []
-    images = [image_of(f"{CANDIDATES}:theirs", now), image_of(f"{CANDIDATES}:left", "2020-01-01T00:00:00")]
-    listed = SimpleNamespace(list=lambda name: images if name == CANDIDATES else [], remove=removed.append)
+    images = [image_of(f"{UNNAMED}:theirs", now), image_of(f"{UNNAMED}:left", "2020-01-01T00:00:00")]
+    listed = SimpleNamespace(list=lambda name: images if name == UNNAMED else [], remove=removed.append)
     client: Any = SimpleNamespace(images=listed, api=SimpleNamespace(containers=lambda **_: []))
     place = a_session(tmp_path)
     clean.clean(Session(place.engine, client, tmp_path, place.log), tmp_path, days=0, dry_run=False)
-    assert removed == [f"{CANDIDATES}:left"]
+    assert removed == [f"{UNNAMED}:left"]
 
 
 def test_clean_keeps_the_newest_tuner_images(tmp_path: Path) -> None:

@@ -22,8 +22,7 @@ from pipeline.contract.digest import sha256_json
 from pipeline.contract.errors import UsageError
 from pipeline.contract.places import MANIFEST_FILE
 from pipeline.contract.plan import Layout, OpPlan, Plan
-from pipeline.image.request import add_build_options, add_model, request_from
-from pipeline.image.runners import Unfinished
+from pipeline.image.request import add_build_options, add_model
 from pipeline.tune import publish
 from pipeline.tune.__main__ import main as tuner
 from pipeline.tune.agreement import Held
@@ -217,20 +216,6 @@ def asked(*words: str) -> argparse.Namespace:
     add_model(parser)
     add_build_options(parser)
     return parser.parse_args(["tiny", *words])
-
-
-def test_a_resumed_tuning_is_what_happens_unless_it_is_refused(tmp_path: Path) -> None:
-    assert request_from(asked()).resume
-    assert not request_from(asked("--no-resume")).resume
-    assert request_from(asked("--no-resume")).tune_options == request_from(asked()).tune_options  # one inputs digest
-    assert "--compare-budget" in request_from(asked("--compare-budget", "2")).tune_options
-    kept = Unfinished(tmp_path / "unfinished")
-    (kept.folder() / "op.json").write_text("{}")
-    assert ([path.name for path in kept.folder().iterdir()], kept.options()) == (["op.json"], ())
-    anew = Unfinished(tmp_path / "unfinished", anew=True)
-    assert (list(anew.folder().iterdir()), anew.options()) == ([], ("--no-resume",))
-    anew.drop()
-    assert not (tmp_path / "unfinished").exists()
 
 
 @pytest.mark.parametrize(
