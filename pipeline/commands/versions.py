@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from pipeline.contract.errors import Exit, UsageError
 from pipeline.contract.text import without_login
 
 _LARGEST = 4 << 20  # bytes of a Dockerfile
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def _add_root(parser: argparse.ArgumentParser) -> None:
@@ -194,10 +192,6 @@ def configure_args(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `pipeline versions args`."""
     parser.add_argument("files", nargs="+", type=path, metavar="FILE", help="a Dockerfile")
     parser.add_argument("--json", action="store_true", help="print an array of file, line, stage, name, value")
-    machine = _MACHINES.get(platform.machine(), platform.machine())
-    parser.add_argument(
-        "--platform", default=f"linux/{machine}", help="what TARGETPLATFORM and its kin are (default: %(default)s)"
-    )
 
 
 def execute_args(arguments: argparse.Namespace) -> int:
@@ -220,7 +214,7 @@ def execute_args(arguments: argparse.Namespace) -> int:
         except OSError as error:
             problems.append(f"{file}: cannot be read: {error.strerror}")
             continue
-        found = read(text, platform=arguments.platform)
+        found = read(text)
         problems += [f"{file}:{problem.line}: {problem.message}" for problem in found.problems]
         for arg in found.args:
             rows.append({"file": str(file), "line": arg.line, "stage": arg.stage, "name": arg.name, "value": arg.value})

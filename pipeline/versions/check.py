@@ -68,7 +68,7 @@ def agreement(
     places = [*found.occurrences, *templates(root, versions)]
     used = versions.closure([*versions.in_locks, *(one.name for one in places)])
     findings += [
-        Finding(versions.file, versions.lines[name], 0, f"{name} is unused: no ARG, pin or bake argument references it",
+        Finding(versions.file, versions.lines[name], f"{name} is unused: no ARG, pin or bake argument references it",
                 "source")
         for name in versions
         if name not in used

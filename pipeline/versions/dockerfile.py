@@ -16,6 +16,7 @@ from e2b_dockerfile_utils import DockerfileSyntaxError, ShellLex, parse_dockerfi
 from e2b_dockerfile_utils.syntax import DockerfileInstruction
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PLATFORM = {"PLATFORM": "linux/amd64", "OS": "linux", "ARCH": "amd64", "VARIANT": "", "OSVERSION": ""}
 _MOST = 1 << 22  # characters of all values together; BuildKit itself has no limit but its memory
 _LONGEST = 64 * 1024 - 1  # bytes of one line
 _STAGE_NAME = re.compile(r"[a-z][a-z0-9-_.]*")
@@ -90,19 +91,19 @@ class _Scope:
         return {**self.args, **self.env, **self.here}
 
 
-def read(text: str, *, platform: str = "linux/amd64") -> Dockerfile:
+def read(text: str) -> Dockerfile:
     """Read a Dockerfile without build arguments; never raises, `problems` lists what BuildKit refuses.
 
-    `platform` gives TARGETPLATFORM and its kin. Of a base image's environment only the PATH is known here.
+    TARGETPLATFORM and its kin are those of linux/amd64. Of a base image's environment only the PATH is known here.
     """
-    reader = _Reader(text.removeprefix("\ufeff"), platform)
+    reader = _Reader(text.removeprefix("\ufeff"))
     reader.run()
     reader.result.problems.sort()
     return reader.result
 
 
 class _Reader:
-    def __init__(self, text: str, platform: str) -> None:
+    def __init__(self, text: str) -> None:
         self.text = text
         self.lines = text.split("\n")
         self.result = Dockerfile()
@@ -110,11 +111,7 @@ class _Reader:
         self.room = _MOST
         self.scopes: list[_Scope] = []
         self.by_name: dict[str, int] = {}
-        system, _, rest = platform.partition("/")
-        machine, _, variant = rest.partition("/")
-        parts = {"PLATFORM": platform, "OS": system, "ARCH": machine, "VARIANT": variant, "OSVERSION": ""}
-        self.builder = {f"{side}{name}": value for side in ("BUILD", "TARGET") for name, value in parts.items()}
-        self.known = dict(self.builder)
+        self.known = {f"{side}{name}": value for side in ("BUILD", "TARGET") for name, value in _PLATFORM.items()}
         self.given: set[str] = set()  # global ARGs of the file itself
         self.open: set[str] = set()  # those of them without a default
 

@@ -11,22 +11,21 @@ from pipeline.contract.text import shown
 
 
 class Finding(NamedTuple):
-    """What is wrong and where: `path` relative to the tree's root, line and column from 1 (0: the whole file).
+    """What is wrong and where: `path` relative to the tree's root, `line` from 1 (0: the whole file).
 
     `rule` names the check that found it; `diff` is a unified diff where one says more than words.
     """
 
     path: str
     line: int
-    column: int
     message: str
     rule: str = ""
     diff: str = ""
 
     @property
     def place(self) -> str:
-        """`path:line:column`, as far as known."""
-        return ":".join([self.path, *(str(number) for number in (self.line, self.column) if number)])
+        """`path:line`, or the path alone."""
+        return f"{self.path}:{self.line}" if self.line else self.path
 
     def text(self) -> str:
         """One line: the place and the message."""
@@ -37,8 +36,6 @@ class Finding(NamedTuple):
         where = f"file={_escape(self.path, ':,')}"
         if self.line:
             where += f",line={self.line}"
-        if self.column:
-            where += f",col={self.column}"
         return printable(f"::error {where},title=versions::{_escape(self.message)}")
 
 
@@ -67,7 +64,7 @@ def render(findings: Iterable[Finding], how: str) -> str:
     """All findings as `text`, `json` or `github`; text ends each finding that has a diff with that diff."""
     rows = list(findings)
     if how == "json":
-        fields = ("path", "line", "column", "rule", "message", "diff")
+        fields = ("path", "line", "rule", "message", "diff")
         return json.dumps([{name: getattr(row, name) for name in fields} for row in rows], indent=2) + "\n"
     if how == "github":
         return "".join(row.github() + "\n" for row in rows)

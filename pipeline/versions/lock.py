@@ -247,14 +247,14 @@ def check_locks(versions: Versions, files: Mapping[str, bytes]) -> list[Finding]
     for name, lock in versions.locks.items():
         path = target(name)
         if source(name) not in files:
-            findings.append(Finding(source(name), 0, 0, f"is missing: {versions.file} has a lock {name}", "lock"))
+            findings.append(Finding(source(name), 0, f"is missing: {versions.file} has a lock {name}", "lock"))
         elif path not in files:
-            findings.append(Finding(path, 0, 0, "is missing; `pipeline versions bump --refresh` compiles it", "lock"))
+            findings.append(Finding(path, 0, "is missing; `pipeline versions bump --refresh` compiles it", "lock"))
         else:
             try:
                 text = files[path].decode()
             except UnicodeDecodeError:
-                findings.append(Finding(path, 0, 0, "is not UTF-8", "lock"))
+                findings.append(Finding(path, 0, "is not UTF-8", "lock"))
                 continue
             parsed = read_text(text, path)
             read[name] = parsed.pins
@@ -271,14 +271,14 @@ def _check_digests(name: str, lock: Lock, files: Mapping[str, bytes], text: str)
         message = f"was edited by hand: its pins are not those that were compiled; {cure}"
     else:
         return []
-    return [Finding(target(name), 1, 0, message, "lock")]
+    return [Finding(target(name), 1, message, "lock")]
 
 
 def _check_pin(path: str, lock: Lock, pin: Pin) -> Iterator[Finding]:
     """A pin has a version and a hash; a CPU lock no CUDA package, and no torch but a CPU build; other locks no such."""
 
     def wrong(message: str) -> Finding:
-        return Finding(path, pin.line, 0, message, "lock")
+        return Finding(path, pin.line, message, "lock")
 
     cpu_build = pin.version is not None and Version(pin.version).local == "cpu"
     if pin.version is None:
@@ -305,7 +305,7 @@ def _check_constraints(files: Mapping[str, bytes], read: Mapping[str, list[Pin]]
                 theirs = versions.get(pin.name, {pin.version})
                 if pin.version not in theirs:
                     said = f"{FOLDER}/{include.value} pins {', '.join(sorted(map(str, theirs)))}"
-                    yield Finding(target(name), pin.line, 0, f"{pin.name}=={pin.version}; {said}", "lock")
+                    yield Finding(target(name), pin.line, f"{pin.name}=={pin.version}; {said}", "lock")
 
 
 def pinned(data: bytes) -> dict[str, str]:

@@ -63,30 +63,30 @@ def render(root: Path, versions: Versions) -> dict[str, bytes]:
             for word in sorted(unknown):
                 line = next((n for n, row in enumerate(text.split("\n"), 1) if re.search(rf"\b{word}\b", row)), 0)
                 findings.append(
-                    Finding(place, line, 0, f"{word} has no version in {FILE}{near(word, versions)}", "render")
+                    Finding(place, line, f"{word} has no version in {FILE}{near(word, versions)}", "render")
                 )
             if not unknown and not name.rpartition("/")[2].startswith("_"):
                 with _time_limit():
                     files[target(name)] = environment.get_template(name).render(dict(versions)).encode()
         except TemplateSyntaxError as error:
-            findings.append(Finding(place, error.lineno, 0, f"is not a template: {error.message}", "render"))
+            findings.append(Finding(place, error.lineno, f"is not a template: {error.message}", "render"))
         except TemplateNotFound as error:
-            findings.append(Finding(place, 0, 0, f"cannot be rendered: there is no {error.name}", "render"))
+            findings.append(Finding(place, 0, f"cannot be rendered: there is no {error.name}", "render"))
         except UnicodeDecodeError:
-            findings.append(Finding(place, 0, 0, "is not UTF-8", "render"))
+            findings.append(Finding(place, 0, "is not UTF-8", "render"))
         except TimeoutError:
             findings.append(
-                Finding(place, 0, 0, f"cannot be rendered: it takes over {counted(_SECONDS, 'second')}", "render")
+                Finding(place, 0, f"cannot be rendered: it takes over {counted(_SECONDS, 'second')}", "render")
             )
         except OSError as error:
-            findings.append(Finding(place, 0, 0, f"cannot be read: {error.strerror}", "render"))
+            findings.append(Finding(place, 0, f"cannot be read: {error.strerror}", "render"))
         except RecursionError:
-            findings.append(Finding(place, 0, 0, "cannot be rendered: it includes itself", "render"))
+            findings.append(Finding(place, 0, "cannot be rendered: it includes itself", "render"))
         except (
             TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, MemoryError
         ) as error:  # fmt: skip
             why = str(error) or type(error).__name__
-            findings.append(Finding(place, 0, 0, f"cannot be rendered: {why}", "render"))
+            findings.append(Finding(place, 0, f"cannot be rendered: {why}", "render"))
     if findings:
         raise TemplatesInvalid(sorted(set(findings)))
     return files
@@ -121,10 +121,10 @@ def compare(root: Path, files: Mapping[str, bytes]) -> list[Finding]:
         try:
             found = (root / path).read_bytes()
         except FileNotFoundError:
-            findings.append(Finding(path, 0, 0, "is missing; `pipeline versions sync` writes it", "render"))
+            findings.append(Finding(path, 0, "is missing; `pipeline versions sync` writes it", "render"))
             continue
         except OSError as error:
-            findings.append(Finding(path, 0, 0, f"cannot be read: {error.strerror}", "render"))
+            findings.append(Finding(path, 0, f"cannot be read: {error.strerror}", "render"))
             continue
         if found != wanted:
             diff = unified(path, found, wanted, "committed", "rendered")
@@ -134,7 +134,7 @@ def compare(root: Path, files: Mapping[str, bytes]) -> list[Finding]:
                 found.count(b"\n") + 1,
             )  # fmt: skip
             message = "differs from its template; run `pipeline versions sync`"
-            findings.append(Finding(path, line, 0, message, "render", diff))
+            findings.append(Finding(path, line, message, "render", diff))
     return findings
 
 

@@ -95,10 +95,10 @@ def read(
             raise OSError(0, "larger than 4 MiB")
         found = read_text(decode(place.read_bytes()), path)
     except UnicodeError:
-        result.problems.append(Finding(path, 0, 0, "is text neither in UTF-8 nor in UTF-16", "pin"))
+        result.problems.append(Finding(path, 0, "is text neither in UTF-8 nor in UTF-16", "pin"))
         return result
     except OSError as error:
-        result.problems.append(Finding(path, 0, 0, f"cannot be read: {error.strerror}", "pin"))
+        result.problems.append(Finding(path, 0, f"cannot be read: {error.strerror}", "pin"))
         return result
     result.pins += found.pins
     result.problems += found.problems
@@ -106,14 +106,14 @@ def read(
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), value))
         chain = (*above, path)
         if re.match(r"[a-z][a-z0-9+.-]*://", value, re.IGNORECASE):
-            result.notes.append(Finding(path, line, 0, f"includes {value}, an address, which was not read", "pin"))
+            result.notes.append(Finding(path, line, f"includes {value}, an address, which was not read", "pin"))
         elif target in chain:
             circle = " -> ".join([*chain[chain.index(target) :], target])
-            result.problems.append(Finding(path, line, 0, f"includes itself: {circle}", "pin"))
+            result.problems.append(Finding(path, line, f"includes itself: {circle}", "pin"))
         elif inside and not (root / target).resolve().is_relative_to(root.resolve()):
-            result.problems.append(Finding(path, line, 0, f"includes {value}, which lies outside the tree", "pin"))
+            result.problems.append(Finding(path, line, f"includes {value}, which lies outside the tree", "pin"))
         elif not (root / target).exists():
-            result.notes.append(Finding(path, line, 0, f"includes {value}, which is not there", "pin"))
+            result.notes.append(Finding(path, line, f"includes {value}, which is not there", "pin"))
         else:
             read(root, target, result, inside=inside, above=chain)
     return result
@@ -171,11 +171,11 @@ def parse(text: str, path: str = "", line: int = 0, *, hashes: tuple[str, ...] =
         address = address.strip()
         if " " in address or not (re.search(r"://|/|^\.|^file:", address) or _ARCHIVE.search(address)):
             why = str(error).splitlines()[0]
-            return Finding(path, line, 0, f"{text!r} is not a requirement: {why}", "pin")
+            return Finding(path, line, f"{text!r} is not a requirement: {why}", "pin")
         try:
             marker = str(Requirement(f"x; {condition}").marker) if condition else None
         except InvalidRequirement:
-            return Finding(path, line, 0, f"{condition!r} is not a marker", "pin")
+            return Finding(path, line, f"{condition!r} is not a marker", "pin")
         name, specifier = _of_address(address)
         return Pin(path, line, name, specifier, marker, address, hashes)
     marker = str(found.marker) if found.marker else None

@@ -73,7 +73,7 @@ class Scan:
     def wrong(self) -> list[Finding]:
         """Every occurrence that disagrees, as a finding."""
         said = {(o.path, o.line, f"{o.text}{o.wrong}"): o.kind for o in self.occurrences if o.wrong}
-        return [Finding(path, line, 0, message, kind) for (path, line, message), kind in said.items()] + self.findings
+        return [Finding(path, line, message, kind) for (path, line, message), kind in said.items()] + self.findings
 
 
 def files(root: Path) -> Iterator[str]:
@@ -99,7 +99,7 @@ def scan(root: Path, versions: Versions, *, rendered: Mapping[str, bytes] | None
             text = decode(data)
         except UnicodeError:
             if _is_read(path):
-                result.findings.append(Finding(path, 0, 0, "is text neither in UTF-8 nor in UTF-16", "read"))
+                result.findings.append(Finding(path, 0, "is text neither in UTF-8 nor in UTF-16", "read"))
             continue
         if path in locked:
             scanner.pins(read_text(text, path).pins)
@@ -132,7 +132,7 @@ def _bytes(root: Path, path: str, result: Scan) -> bytes | None:
         data = place.read_bytes()
     except (OSError, RuntimeError) as error:  # RuntimeError: a link in a circle
         why = error.strerror if isinstance(error, OSError) else "a link in a circle"
-        result.findings.append(Finding(path, 0, 0, f"cannot be read: {why}", "read"))
+        result.findings.append(Finding(path, 0, f"cannot be read: {why}", "read"))
         return None
     return None if b"\0" in data[:8192] and not _is_read(path) else data
 
@@ -200,7 +200,7 @@ class _Scanner:
         found = read_dockerfile(text)
         for problem in found.problems:
             message = f"BuildKit refuses this: {problem.message}"
-            self.result.findings.append(Finding(path, problem.line, 0, message, "ARG"))
+            self.result.findings.append(Finding(path, problem.line, message, "ARG"))
         for arg in found.args:
             self._arg(path, arg)
         for stage in found.stages:
@@ -226,7 +226,7 @@ class _Scanner:
                 self.unmanaged.add((path, arg.name))
                 near = next((f"; did you mean {one}?" for one in self.versions if one.lower() == arg.name.lower()), "")
                 message = f"{shown} is not managed: {self.versions.file} has no {arg.name}{near}"
-                self.result.findings.append(Finding(path, arg.line, 0, message, "ARG"))
+                self.result.findings.append(Finding(path, arg.line, message, "ARG"))
         elif arg.value and re.search(r"_(?:REF|TAG|BRANCH)$", arg.name):
             name = next((n for r, n in self.repositories.items() if arg.name.lower().startswith(canonical(r))), None)
             if name is not None:
@@ -247,7 +247,7 @@ class _Scanner:
                 self._value(path, line, name, value, "bake")
             elif self._unmanaged(name):
                 message = f"variable {name}={value} is not managed: {self.versions.file} has no {name}"
-                self.result.findings.append(Finding(path, line, 0, message, "bake"))
+                self.result.findings.append(Finding(path, line, message, "bake"))
 
     def _value(self, path: str, line: int, name: str, value: str, kind: str) -> None:
         """Compare a value, unless a variable in it is unknown here, or it is another project's setting (MAX_JOBS)."""

@@ -213,7 +213,7 @@ def read(data: bytes, file: str = FILE) -> Versions:
 
 
 def _invalid(file: str, problems: list[Problem]) -> SourceInvalid:
-    return SourceInvalid([Finding(file, line, 0, message, "source") for line, message in sorted(set(problems))])
+    return SourceInvalid([Finding(file, line, message, "source") for line, message in sorted(set(problems))])
 
 
 def _json(text: str, file: str, problems: list[Problem]) -> Any:  # noqa: ANN401 - whatever the file has
@@ -233,7 +233,7 @@ def _json(text: str, file: str, problems: list[Problem]) -> Any:  # noqa: ANN401
     except json.JSONDecodeError as error:
         trailing = text[: error.pos].rstrip().endswith(",") and text[error.pos : error.pos + 1] in ("}", "]")
         message = "a comma before a closing bracket" if trailing or "trailing comma" in error.msg else error.msg
-        raise SourceInvalid([Finding(file, error.lineno, error.colno, f"is not JSON: {message}", "source")]) from None
+        raise SourceInvalid([Finding(file, error.lineno, f"is not JSON: {message}", "source")]) from None
     except RecursionError:
         raise _invalid(file, [(0, "is not usable JSON: nested too deeply")]) from None
 
