@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.contract.commandline import path
 from pipeline.contract.errors import Exit, UsageError
-from pipeline.contract.text import without_login
+from pipeline.contract.text import counted, without_login
 
 _LARGEST = 4 << 20  # bytes of a Dockerfile
 
@@ -60,7 +60,7 @@ def execute_check(arguments: argparse.Namespace) -> int:
     """Print every finding on stdout; 3 where there are any, 2 where versions.json or a template cannot be read."""
     from pipeline import log
     from pipeline.versions.check import check
-    from pipeline.versions.findings import counted, printable, render
+    from pipeline.versions.findings import printable, render
     from pipeline.versions.render import TemplatesInvalid, has_templates, sync
     from pipeline.versions.source import SourceInvalid, load
 
@@ -94,7 +94,6 @@ def execute_sync(arguments: argparse.Namespace) -> int:
     """Write what changed, whole; print the path of each changed file; delete nothing."""
     from pipeline import log
     from pipeline.versions import load
-    from pipeline.versions.findings import counted
     from pipeline.versions.render import sync
 
     with _changing(arguments.root):
@@ -124,7 +123,7 @@ def execute_bump(arguments: argparse.Namespace) -> int:
     """Print the unified diff on stdout; write only when everything agrees."""
     from pipeline import log
     from pipeline.versions.bump import BumpRequest, bump, write_all
-    from pipeline.versions.findings import counted, printable, printable_diff
+    from pipeline.versions.findings import printable, printable_diff
 
     values: dict[str, str] = {}
     for text in arguments.moves:

@@ -1,8 +1,10 @@
-"""Text that somebody else wrote, made safe to print."""
+"""Text that somebody else wrote, made safe to print; words that messages share."""
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 
 _SHOWN = 160
 
@@ -19,3 +21,15 @@ def shown(text: object, limit: int = _SHOWN) -> str:
 def without_login(address: str) -> str:
     """An address without `user:password@`, which must reach no log."""
     return re.sub(r"(?<=://)[^/@\s]*@", "", address)
+
+
+def counted(number: int, what: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """The name that `word` may have meant, whatever the case of its letters; empty where none is close."""
+    names = {name.casefold(): name for name in known}
+    close = difflib.get_close_matches(word.casefold(), names, n=1)
+    return names[close[0]] if close else ""

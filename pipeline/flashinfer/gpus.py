@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import re
+
+from pipeline.contract.text import closest
 
 HOPPER = 90
 TRTLLM_GEN = (100, 103)  # compute capabilities, times ten, that the trtllm-gen kernels run on
@@ -54,8 +55,8 @@ def _plain(name: str) -> str:
 
 def arch_choices(text: str = "") -> str:
     """The architectures with the GPUs of each, those first that `text` may have meant."""
-    near = difflib.get_close_matches(_plain(text.lower()), [_plain(name) for name in GPUS], n=1, cutoff=0.6)
-    meant = next((name for name in GPUS if near and _plain(name) == near[0]), "")
+    near = closest(_plain(text.lower()), map(_plain, GPUS))
+    meant = next((name for name in GPUS if _plain(name) == near), "")
     listed = "; ".join(
         f"{arch_name(sm)}: {', '.join(name for name, its in GPUS.items() if its == sm)}" for sm in KNOWN_SM
     )

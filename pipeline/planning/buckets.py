@@ -23,7 +23,6 @@ CUDA_MAX_TOKENS = 8192
 LARGEST = 1 << 20  # no server batches a million tokens; a slip of the finger does
 MOST = 4096  # buckets of one plan: each is tuned for every op
 _HOW = f"it takes counts from 1 to {LARGEST} and ranges first-last:step, such as 1,2,4,8-256:8"
-_EQUAL_STEPS = 4  # counts from which on a range is the shorter spelling
 
 
 def powers_of_two(largest: int) -> tuple[int, ...]:
@@ -62,23 +61,6 @@ def read_buckets(text: str, problems: Problems, option: str = "--buckets") -> tu
         problems.add(f"{option} names {total} token counts, {MOST} are the most", "name those that the server runs")
         return ()
     return tuple(sorted({count for counts in named for count in counts}))
-
-
-def spell_buckets(counts: Sequence[int]) -> str:
-    """Ascending counts as `read_buckets` takes them, those at equal steps as ranges; equal counts are spelled alike."""
-    spelled: list[str] = []
-    at = 0
-    while at < len(counts):
-        end = at
-        while end + 1 < len(counts) and counts[end + 1] - counts[end] == counts[at + 1] - counts[at]:
-            end += 1
-        if end + 1 - at < _EQUAL_STEPS:
-            end = at
-            spelled.append(str(counts[at]))
-        else:
-            spelled.append(f"{counts[at]}-{counts[end]}:{counts[at + 1] - counts[at]}")
-        at = end + 1
-    return ",".join(spelled)
 
 
 def _counts(word: str, problems: Problems, option: str) -> Sequence[int]:

@@ -195,16 +195,3 @@ def summary(plan: Plan, sm: int) -> Iterator[str]:
     for server in (VLLM, SGLANG):
         names = [op.name for op, its in zip(plan.ops, found, strict=True) if its[server].found]
         yield f"looked up by {server}: {', '.join(names) or 'none'}"
-
-
-def _capabilities(sms: Sequence[int]) -> str:
-    return "all" if tuple(sms) == KNOWN_SM else ", ".join(f"{sm / 10}" for sm in sms)
-
-
-def markdown() -> str:
-    """The table of docs/reference/models.md."""
-    lines = ["| op | compute capability | vLLM | SGLang |", "|---|---|---|---|"]
-    for row in ROWS:
-        name = f"`{row.op}`{', ' + ', '.join(row.formats) if row.formats else ''}"
-        lines.append(f"| {name} | {_capabilities(row.sms)} | {row.vllm} | {row.sglang} |")
-    return "\n".join(lines)

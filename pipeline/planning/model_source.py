@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.contract.errors import UsageError
+from pipeline.contract.text import closest
 
 BUNDLED = Path(__file__).resolve().parent.parent / "models"
 LARGEST_FILE = 8 << 20  # bytes; a config.json has a few thousand
@@ -148,9 +148,8 @@ def _with_quantization(path: Path, config: Mapping[str, Any]) -> Mapping[str, An
 
 
 def _near(model: str) -> str:
-    folded = {name.casefold(): name for name in bundled_names()}
-    near = difflib.get_close_matches(model.rpartition("/")[2].casefold(), folded, n=1, cutoff=0.5)
-    return f"did you mean {folded[near[0]]}? " if near else ""
+    near = closest(model.rpartition("/")[2], bundled_names())
+    return f"did you mean {near}? " if near else ""
 
 
 def _answers(endpoint: str) -> bool:

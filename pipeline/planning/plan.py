@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.contract.digest import sha256_json
 from pipeline.contract.plan import MOST_RANKS, Layout, OpPlan, Plan, Untuned
+from pipeline.contract.text import closest
 from pipeline.flashinfer.features import NEWEST_READ, UPGRADE, is_newer_than_read, is_version, too_old
 from pipeline.flashinfer.moe_keys import layers_apart, overwriting
 from pipeline.flashinfer.ops import TUNED_AS, is_skipped
@@ -23,8 +23,6 @@ from .quantization import Quantization, read_quantization
 from .sharding import Part, model_parts, quantizable_modules
 
 SEED = 20240229
-SLOW_FLOP = 2e11  # about ten seconds of one pass on two ordinary cores
-ASSUMED_FLOPS = 2e10  # float32 operations per second of one rank on a shared processor; an order of magnitude
 
 
 def make_plan(
@@ -160,8 +158,8 @@ def _without_collisions(planned: Sequence[OpPlan], version: str) -> tuple[list[O
 
 
 def _near(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"{f'did you mean {close[0]}? ' if close else ''}known: {', '.join(known)}"
+    close = closest(word, known)
+    return f"{f'did you mean {close}? ' if close else ''}known: {', '.join(known)}"
 
 
 def _asked_for(
@@ -219,24 +217,15 @@ def _notes(
     """What a person should know about a plan beside its ops."""
     if model.assumed:
         yield f"config.json leaves out {', '.join(model.assumed)}: these are the values of the model's class"
-    yield from _cpu_notes(plan, model, quantization) if plan.device == "cpu" else _cuda_notes(plan, custom=custom)
+    if plan.device == "cpu":
+        stands_for = [model.dtype, *dict.fromkeys(str(scheme) for _, scheme in quantization.groups)]
+        yield f"no GPU: products run in float32 and stand for {', '.join(stands_for)}; their times say nothing of a GPU"
+    else:
+        yield from _cuda_notes(plan, custom=custom)
     for targets, scheme in quantization.unused(quantizable_modules(parts)):
         yield (
             f"quantization_config: its group of {scheme} has the targets {targets}, which no product of a decoder "
             "layer is: nothing is planned with it"
-        )
-
-
-def _cpu_notes(plan: Plan, model: ModelConfig, quantization: Quantization) -> Iterator[str]:
-    stands_for = [model.dtype, *dict.fromkeys(str(scheme) for _, scheme in quantization.groups)]
-    yield f"no GPU: products run in float32 and stand for {', '.join(stands_for)}; their times say nothing of a GPU"
-    total = sum(2 * tokens * op.shape["n"] * op.shape["k"] for op in plan.ops for tokens in op.buckets)
-    if total > SLOW_FLOP:
-        memory = max(4 * op.shape["n"] * op.shape["k"] for op in plan.ops)
-        yield (
-            f"large for a processor: one run of everything is {total / 1e12:.1f} TFLOP, very roughly "
-            f"{total / ASSUMED_FLOPS:.0f} s for each tactic and repetition, and the largest weight takes "
-            f"{memory / 1e9:.1f} GB; --max-tokens and --ops make it smaller"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.contract.plan import OpPlan, Plan
+from pipeline.contract.text import counted
 
 from .consumers import found_by_none, summary
 from .ops import Target
@@ -25,10 +26,6 @@ def _row(op: OpPlan) -> tuple[str, ...]:
     return op.name, op.op, shape, " → ".join(kinds), span, str(op.layers), ", ".join(op.backends) or "-"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def _gains(plan: Plan, model: str) -> tuple[list[str], list[str]]:
     """What is to be said before everything else, and what after the table, of the servers that gain by a plan."""
     reasons = found_by_none(plan.ops)
@@ -38,20 +35,12 @@ def _gains(plan: Plan, model: str) -> tuple[list[str], list[str]]:
             f"For a server's cold start: {server_command(model)}"
         )
         return [first, *(f"  {reason}" for reason in reasons), ""], []
-    return [], [*summary(plan, Target(plan.device, plan.arch).sm), *_start(plan, model)]
-
-
-def _start(plan: Plan, model: str) -> list[str]:
-    """What of a server's first start can be baked, and by what."""
-    names = ",".join(op.name for op in plan.ops if not op.unserved)
-    rows = [
-        (f"FlashInfer's tuning of {names}", "goes with this plan, and with a server's warm-up"),
-        ("torch.compile, Triton, modules compiled at the start", "goes with a server's warm-up"),
-        ("loading weights, capturing CUDA graphs, imports", "stays"),
-    ]
-    alone = [f"--ops {names} plans only what a server looks up"] if len(names.split(",")) < len(plan.ops) else []
-    lines = [*_table(rows), f"a server's warm-up: {server_command(model)} with your image and arguments", *alone]
-    return ["", "of a server's cold start:", *(f"  {line}" for line in lines)]
+    served = [op.name for op in plan.ops if not op.unserved]
+    after = [*summary(plan, Target(plan.device, plan.arch).sm)]
+    if len(served) < len(plan.ops):
+        after.append(f"--ops {','.join(served)} plans only what a server looks up")
+    after.append(f"torch.compile, Triton and compiled modules are a server's own: {server_command(model)}")
+    return [], after
 
 
 def describe(plan: Plan, model: str = "") -> str:
@@ -68,7 +57,7 @@ def describe(plan: Plan, model: str = "") -> str:
         "",
         *_table([COLUMNS, *map(_row, plan.ops)]),
         "",
-        f"{_count(len(plan.ops), 'op')}, {_count(points, 'op × bucket pair')}, {_count(plan.layout.world, 'rank')}",
+        f"{counted(len(plan.ops), 'op')}, {counted(points, 'op × bucket pair')}, {counted(plan.layout.world, 'rank')}",
         *after,
     ]
     if plan.skip_ops:

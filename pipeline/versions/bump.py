@@ -12,10 +12,11 @@ from pathlib import Path
 from packaging.version import Version
 
 from pipeline.contract.errors import DriftError, UsageError
+from pipeline.contract.text import counted
 from pipeline.run import ProcessFailed, run
 
 from . import check, lock, source
-from .findings import counted, near
+from .findings import near
 from .render import has_templates, render, unified, write
 from .source import FILE, Versions, canonical
 

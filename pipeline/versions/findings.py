@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pipeline.contract.text import shown
+from pipeline.contract.text import closest, shown
 
 
 class Finding(NamedTuple):
@@ -49,11 +48,6 @@ def printable_diff(diff: str) -> str:
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in diff.split("\n"))
 
 
-def counted(number: int, what: str) -> str:
-    """`1 file`, `2 files`."""
-    return f"{number} {what}{'s' * (number != 1)}"
-
-
 def _escape(text: str, further: str = "") -> str:
     for character in "%\r\n" + further:
         text = text.replace(character, f"%{ord(character):02X}")
@@ -73,6 +67,5 @@ def render(findings: Iterable[Finding], how: str) -> str:
 
 def near(name: str, known: Iterable[str]) -> str:
     """`; did you mean "…"?` where a known name is close, else nothing."""
-    names = {one.lower(): one for one in known}
-    close = difflib.get_close_matches(name.lower(), list(names), n=1, cutoff=0.6)
-    return f'; did you mean "{names[close[0]]}"?' if close else ""
+    close = closest(name, known)
+    return f'; did you mean "{close}"?' if close else ""

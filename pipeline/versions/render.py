@@ -16,8 +16,9 @@ from pathlib import Path
 
 from pipeline.contract.errors import UsageError
 from pipeline.contract.files import write_whole
+from pipeline.contract.text import counted
 
-from .findings import Finding, counted, near, printable
+from .findings import Finding, near, printable
 from .source import FILE, Versions, WrittenInvalid
 
 FOLDER = "templates"
@@ -42,7 +43,7 @@ def render(root: Path, versions: Versions) -> dict[str, bytes]:
     A name without a version is a problem, and so is a template that is no text, or one that loops for ever. Templates
     may be another project's: they reach nothing but the versions.
     """
-    from jinja2 import FileSystemLoader, StrictUndefined, TemplateError, TemplateNotFound, TemplateSyntaxError, meta
+    from jinja2 import FileSystemLoader, StrictUndefined, TemplateNotFound, TemplateSyntaxError, meta
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
@@ -68,25 +69,22 @@ def render(root: Path, versions: Versions) -> dict[str, bytes]:
             if not unknown and not name.rpartition("/")[2].startswith("_"):
                 with _time_limit():
                     files[target(name)] = environment.get_template(name).render(dict(versions)).encode()
+            continue
         except TemplateSyntaxError as error:
-            findings.append(Finding(place, error.lineno, f"is not a template: {error.message}", "render"))
+            line, why = error.lineno, f"is not a template: {error.message}"
         except TemplateNotFound as error:
-            findings.append(Finding(place, 0, f"cannot be rendered: there is no {error.name}", "render"))
+            line, why = 0, f"cannot be rendered: there is no {error.name}"
         except UnicodeDecodeError:
-            findings.append(Finding(place, 0, "is not UTF-8", "render"))
+            line, why = 0, "is not UTF-8"
         except TimeoutError:
-            findings.append(
-                Finding(place, 0, f"cannot be rendered: it takes over {counted(_SECONDS, 'second')}", "render")
-            )
+            line, why = 0, f"cannot be rendered: it takes over {counted(_SECONDS, 'second')}"
         except OSError as error:
-            findings.append(Finding(place, 0, f"cannot be read: {error.strerror}", "render"))
+            line, why = 0, f"cannot be read: {error.strerror}"
         except RecursionError:
-            findings.append(Finding(place, 0, "cannot be rendered: it includes itself", "render"))
-        except (
-            TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, MemoryError
-        ) as error:  # fmt: skip
-            why = str(error) or type(error).__name__
-            findings.append(Finding(place, 0, f"cannot be rendered: {why}", "render"))
+            line, why = 0, "cannot be rendered: it includes itself"
+        except Exception as error:  # noqa: BLE001 - what a template may raise has no end
+            line, why = 0, f"cannot be rendered: {str(error) or type(error).__name__}"
+        findings.append(Finding(place, line, why, "render"))
     if findings:
         raise TemplatesInvalid(sorted(set(findings)))
     return files

@@ -23,8 +23,9 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.contract.errors import UsageError
+from pipeline.contract.text import counted
 
-from .findings import Finding, counted, near
+from .findings import Finding, near
 
 FILE = "versions.json"
 REFERENCE = re.compile(r"\$\{([^}]*)\}")

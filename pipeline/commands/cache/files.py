@@ -215,7 +215,7 @@ def execute_export(arguments: argparse.Namespace) -> int:
 
 
 def _copied(sources: Sequence[str], out: Path) -> int:
-    from pipeline.versions.findings import counted
+    from pipeline.contract.text import counted
 
     with contextlib.ExitStack() as stack:
         keys = merge_roots([(name, stack.enter_context(opened(name))) for name in sources], out)
