@@ -60,15 +60,17 @@ _HEAD_DIM = dict.fromkeys(("gemma", "gemma2", "gemma3_text"), 256)
 class MoeKeys:
     """Where one family keeps its MoE sizes in config.json, and what its modules are called below a layer.
 
-    `shared` is the key of the shared expert's size: a count of experts (`n_shared_experts`) or channels. `first_dense`:
-    the first layers are dense, `first_k_dense_replace` of them; else `decoder_sparse_step` may leave some dense.
-    `router_float32`: servers keep the router's weight in float32.
+    `experts_too` is a second key for the number of experts, which transformers' class takes for the first
+    (`attribute_map`, 5.24.0). `shared` is the key of the shared expert's size: a count of experts (`n_shared_experts`)
+    or channels. `first_dense`: the first layers are dense, `first_k_dense_replace` of them; else `decoder_sparse_step`
+    may leave some dense. `router_float32`: servers keep the router's weight in float32.
     """
 
     experts: str
     intermediate: str
     router: str = "mlp.gate"
     modules: str = "mlp.experts"
+    experts_too: str = ""
     shared: str = ""
     shared_modules: str = "mlp.shared_experts"
     first_dense: bool = False
@@ -78,17 +80,20 @@ class MoeKeys:
 
 _DEEPSEEK = MoeKeys("n_routed_experts", "moe_intermediate_size", shared="n_shared_experts", first_dense=True, mla=True)
 _QWEN = MoeKeys("num_experts", "moe_intermediate_size")
-_MIXTRAL = MoeKeys("num_local_experts", "intermediate_size", "block_sparse_moe.gate", "block_sparse_moe.experts")
+_MIXTRAL = MoeKeys(
+    "num_local_experts", "intermediate_size", "block_sparse_moe.gate", "block_sparse_moe.experts",
+    experts_too="num_experts",
+)  # fmt: skip
 MOE = {
     "mixtral": _MIXTRAL,
     "minimax_m2": replace(_MIXTRAL, router_float32=True),
     "qwen2_moe": replace(_QWEN, shared="shared_expert_intermediate_size", shared_modules="mlp.shared_expert"),
-    "qwen3_moe": _QWEN,
-    "gpt_oss": MoeKeys("num_local_experts", "intermediate_size", "mlp.router"),
-    "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": _DEEPSEEK,
+    "qwen3_moe": replace(_QWEN, experts_too="num_local_experts"),  # transformers 5 saves it under this name
+    "gpt_oss": MoeKeys("num_local_experts", "intermediate_size", "mlp.router", experts_too="num_experts"),
+    "deepseek_v2": replace(_DEEPSEEK, experts_too="num_experts"),
+    "deepseek_v3": replace(_DEEPSEEK, experts_too="num_local_experts"),
     "kimi_k2": _DEEPSEEK,
-    "glm4_moe": replace(_DEEPSEEK, mla=False, router_float32=True),
+    "glm4_moe": replace(_DEEPSEEK, experts_too="num_local_experts", mla=False, router_float32=True),
 }
 _SHARES_AS_THEY_ARE = ("qwen2_moe", "qwen3_moe")  # `norm_topk_prob` is false where their configs leave it out
 KNOWN = (*DENSE, *MOE, *SAME_LAYERS)
@@ -225,10 +230,11 @@ def _moe(kind: str, family: str, read: _Reader, layers: int) -> Moe | None:
     if keys is None:
         return None
     held = _moe_layers(keys, read, layers)
-    says_none = keys.experts in read.config and read.config[keys.experts] is None
+    count = keys.experts if keys.experts in read.config or keys.experts_too not in read.config else keys.experts_too
+    says_none = count in read.config and read.config[count] is None
     if keys.first_dense and (not held or (says_none and read.config.get("num_experts_per_tok") is None)):
         return None
-    inner, experts, top_k = read.size(keys.intermediate), read.size(keys.experts), read.size("num_experts_per_tok")
+    inner, experts, top_k = read.size(keys.intermediate), read.size(count), read.size("num_experts_per_tok")
     if top_k > experts:
         read.mismatch(f"num_experts_per_tok {top_k} is more than {experts} experts")
     shared = read.stated(keys.shared) if keys.shared else 0

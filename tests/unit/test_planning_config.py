@@ -248,6 +248,18 @@ def test_a_model_without_its_number_of_experts_is_not_planned_as_dense(tmp_path,
 
 
 @pytest.mark.parametrize(
+    ("base", "key", "other"),
+    [("DeepSeek-V3", "n_routed_experts", "num_local_experts"), ("Qwen3-30B-A3B", "num_experts", "num_local_experts"),
+     ("Mixtral-8x7B", "num_local_experts", "num_experts")],
+)  # fmt: skip
+def test_the_number_of_experts_has_the_names_that_transformers_reads(tmp_path, base, key, other):
+    """transformers 5 saves a qwen3_moe with num_local_experts."""
+    config = dict(find_model(base).config)
+    config[other] = config.pop(key)
+    assert plan_of(write_config(tmp_path, config), arch="100a").digest == plan_of(base, arch="100a").digest
+
+
+@pytest.mark.parametrize(
     "key",
     ["n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace", "n_shared_experts",
      "q_lora_rank", "kv_lora_rank", "n_group", "topk_group", "intermediate_size"],
