@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.contract.commandline import path
 from pipeline.contract.errors import Exit, UsageError
-from pipeline.contract.text import counted, without_login
+from pipeline.contract.text import pluralize, without_login
 
 _LARGEST = 4 << 20  # bytes of a Dockerfile
 
@@ -72,7 +72,7 @@ def execute_check(arguments: argparse.Namespace) -> int:
         result = check(arguments.root, arguments.versions)
     except (SourceInvalid, TemplatesInvalid) as error:
         sys.stdout.write(render(error.findings, arguments.format))
-        log.stop(f"{error.subject} cannot be used: {counted(len(error.findings), 'error')}", error.hint)
+        log.stop(f"{error.subject} cannot be used: {pluralize(len(error.findings), 'error')}", error.hint)
         return int(Exit.USAGE)
     sys.stdout.write(render(result.findings, arguments.format))
     for note in result.notes:
@@ -81,7 +81,7 @@ def execute_check(arguments: argparse.Namespace) -> int:
         log.stop("templates/ cannot be used: see above", "correct it, then run `pipeline versions sync`")
         return int(Exit.USAGE)
     if result.findings:
-        log.note(counted(len(result.findings), "finding"))
+        log.note(pluralize(len(result.findings), "finding"))
         return int(Exit.DRIFT)
     log.note(f"every version agrees with {printable(arguments.versions)}")
     return int(Exit.OK)
@@ -99,7 +99,7 @@ def execute_sync(arguments: argparse.Namespace) -> int:
     with _changing(arguments.root):
         changed = sync(arguments.root, load(arguments.root))
     _print(changed, changed, as_json=False)
-    log.note(f"{counted(len(changed), 'file')} changed" if changed else "every rendered file is up to date")
+    log.note(f"{pluralize(len(changed), 'file')} changed" if changed else "every rendered file is up to date")
     return int(Exit.OK)
 
 
@@ -150,7 +150,7 @@ def execute_bump(arguments: argparse.Namespace) -> int:
             write_all(arguments.root, outcome)  # first: a reader that goes away ends nothing half done
     for move in outcome.moves:
         log.note(printable(move))
-    changes = counted(len(outcome.files), "file")
+    changes = pluralize(len(outcome.files), "file")
     if not outcome.files:
         log.note("nothing changes")
     else:
@@ -173,14 +173,14 @@ def configure_usages(parser: argparse.ArgumentParser) -> None:
 def execute_usages(arguments: argparse.Namespace) -> int:
     """Print one line, or one object, per place."""
     from pipeline.versions.check import in_words, usages
-    from pipeline.versions.findings import near
+    from pipeline.versions.findings import suggest
     from pipeline.versions.source import FILE, canonical, load
 
     versions = load(arguments.root)
     if arguments.name not in versions:
         governor = versions.packages().get(canonical(arguments.name))
         said = f"{arguments.name} is governed by {governor}: `pipeline versions usages {governor}`" if governor else ""
-        hint = said or near(arguments.name, versions).removeprefix("; ") or f"names stand in {FILE}"
+        hint = said or suggest(arguments.name, versions).removeprefix("; ") or f"names stand in {FILE}"
         raise UsageError(f"{FILE} has no {arguments.name}", hint=hint)
     found = usages(arguments.root, versions, arguments.name)
     _print([one._asdict() for one in found], [in_words(one) for one in found], as_json=arguments.json)

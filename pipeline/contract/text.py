@@ -23,7 +23,7 @@ def without_login(address: str) -> str:
     return re.sub(r"(?<=://)[^/@\s]*@", "", address)
 
 
-def counted(number: int, what: str) -> str:
+def pluralize(number: int, what: str) -> str:
     """`1 file`, `2 files`."""
     return f"{number} {what}{'s' * (number != 1)}"
 

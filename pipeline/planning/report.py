@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.contract.plan import OpPlan, Plan
-from pipeline.contract.text import counted
+from pipeline.contract.text import pluralize
 
 from .consumers import found_by_none, summary
 from .ops import Target
@@ -57,7 +57,10 @@ def describe(plan: Plan, model: str = "") -> str:
         "",
         *_table([COLUMNS, *map(_row, plan.ops)]),
         "",
-        f"{counted(len(plan.ops), 'op')}, {counted(points, 'op × bucket pair')}, {counted(plan.layout.world, 'rank')}",
+        ", ".join(
+            pluralize(number, what)
+            for number, what in ((len(plan.ops), "op"), (points, "op × bucket pair"), (plan.layout.world, "rank"))
+        ),
         *after,
     ]
     if plan.skip_ops:

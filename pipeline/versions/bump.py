@@ -12,11 +12,11 @@ from pathlib import Path
 from packaging.version import Version
 
 from pipeline.contract.errors import DriftError, UsageError
-from pipeline.contract.text import counted
+from pipeline.contract.text import pluralize
 from pipeline.run import ProcessFailed, run
 
 from . import check, lock, source
-from .findings import near
+from .findings import suggest
 from .render import has_templates, render, unified, write
 from .source import FILE, Versions, canonical
 
@@ -53,7 +53,7 @@ def bump(root: Path, request: BumpRequest, note: Callable[[str], None]) -> Outco
     versions = source.load(root)
     for name in (*request.values, *request.latest):
         if name not in versions:
-            raise UsageError(f"{FILE} has no {name}{near(name, versions)}", hint=f"names: {', '.join(versions.raw)}")
+            raise UsageError(f"{FILE} has no {name}{suggest(name, versions)}", hint=f"names: {', '.join(versions.raw)}")
     if request.offline and request.latest:
         raise UsageError("--latest asks the index for versions, --offline forbids it")
     values = {**request.values, **{name: _newest(versions, name) for name in request.latest}}
@@ -76,7 +76,7 @@ def bump(root: Path, request: BumpRequest, note: Callable[[str], None]) -> Outco
     stale = list(new.locks) if request.refresh or request.upgrade else lock.outdated(new, now)
     if stale and request.offline:
         raise UsageError(
-            f"--offline: {counted(len(stale), 'lock')} must be compiled ({', '.join(stale)}), and that asks the index",
+            f"--offline: {pluralize(len(stale), 'lock')} must be compiled ({', '.join(stale)}), which asks the index",
             hint="what a new version requires is not known offline",
         )
     _refuse_unknown(request.upgrade, now, new)
@@ -89,7 +89,7 @@ def bump(root: Path, request: BumpRequest, note: Callable[[str], None]) -> Outco
     findings = check.agreement(root, new, now, rendered={**files, **locks})
     if findings:
         raise BumpRefused(
-            f"nothing was written: the tree would have {counted(len(findings), 'finding')}",
+            f"nothing was written: the tree would have {pluralize(len(findings), 'finding')}",
             details=[finding.text() for finding in sorted(set(findings))],
             hint=""
             if has_templates(root)
@@ -111,7 +111,9 @@ def _refuse_unknown(packages: tuple[str, ...], now: Mapping[str, bytes], version
     pinned = {name for one in map(lock.target, versions.locks) for name in lock.pinned(now.get(one, b""))}
     for package in packages:
         if package != "*" and canonical(package) not in pinned:
-            raise UsageError(f"no lock pins {package}{near(package, pinned)}", hint="`--upgrade '*'` moves all of them")
+            raise UsageError(
+                f"no lock pins {package}{suggest(package, pinned)}", hint="`--upgrade '*'` moves all of them"
+            )
 
 
 def write_all(root: Path, outcome: Outcome) -> None:
@@ -182,7 +184,7 @@ def _with_nearest(error: lock.CompileFailed, versions: Versions, values: Mapping
             continue
         has = [Version(found).public for found in available(governs.packages[0])]
         if has and Version(values[name]).public not in has:
-            close = near(values[name], has).removeprefix("; ") or f"the newest is {has[0]}"
+            close = suggest(values[name], has).removeprefix("; ") or f"the newest is {has[0]}"
             return UsageError(f"the index has no {governs.packages[0]} {values[name]}: nothing was written", hint=close)
     return error
 

@@ -65,7 +65,7 @@ def render(findings: Iterable[Finding], how: str) -> str:
     return "".join(row.text() + "\n" + printable_diff(row.diff) for row in rows)
 
 
-def near(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     """`; did you mean "…"?` where a known name is close, else nothing."""
     close = closest(name, known)
     return f'; did you mean "{close}"?' if close else ""

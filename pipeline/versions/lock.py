@@ -268,7 +268,7 @@ def _check_digests(name: str, lock: Lock, files: Mapping[str, bytes], text: str)
     if f"# requirements {_inputs_digest(name, lock, files)}" not in lines:
         message = f"was compiled from other requirements than {source(name)} has now: {cure}"
     elif f"# pins {_pins_digest(text)}" not in lines:
-        message = f"was edited by hand: its pins are not those that were compiled; {cure}"
+        message = f"was edited by hand: its pins are not those that were compiled (`git diff` shows which); {cure}"
     else:
         return []
     return [Finding(target(name), 1, message, "lock")]

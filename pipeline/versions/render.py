@@ -16,9 +16,9 @@ from pathlib import Path
 
 from pipeline.contract.errors import UsageError
 from pipeline.contract.files import write_whole
-from pipeline.contract.text import counted
+from pipeline.contract.text import pluralize
 
-from .findings import Finding, near, printable
+from .findings import Finding, printable, suggest
 from .source import FILE, Versions, WrittenInvalid
 
 FOLDER = "templates"
@@ -64,7 +64,7 @@ def render(root: Path, versions: Versions) -> dict[str, bytes]:
             for word in sorted(unknown):
                 line = next((n for n, row in enumerate(text.split("\n"), 1) if re.search(rf"\b{word}\b", row)), 0)
                 findings.append(
-                    Finding(place, line, f"{word} has no version in {FILE}{near(word, versions)}", "render")
+                    Finding(place, line, f"{word} has no version in {FILE}{suggest(word, versions)}", "render")
                 )
             if not unknown and not name.rpartition("/")[2].startswith("_"):
                 with _time_limit():
@@ -77,7 +77,7 @@ def render(root: Path, versions: Versions) -> dict[str, bytes]:
         except UnicodeDecodeError:
             line, why = 0, "is not UTF-8"
         except TimeoutError:
-            line, why = 0, f"cannot be rendered: it takes over {counted(_SECONDS, 'second')}"
+            line, why = 0, f"cannot be rendered: it takes over {pluralize(_SECONDS, 'second')}"
         except OSError as error:
             line, why = 0, f"cannot be read: {error.strerror}"
         except RecursionError:

@@ -224,8 +224,8 @@ class _Scanner:
             made_of = re.findall(r"\$\{?(\w+)", arg.raw or "")
             if self.versions.keys().isdisjoint(made_of) and (path, arg.name) not in self.unmanaged:
                 self.unmanaged.add((path, arg.name))
-                near = next((f"; did you mean {one}?" for one in self.versions if one.lower() == arg.name.lower()), "")
-                message = f"{shown} is not managed: {self.versions.file} has no {arg.name}{near}"
+                meant = next((f"; did you mean {one}?" for one in self.versions if one.lower() == arg.name.lower()), "")
+                message = f"{shown} is not managed: {self.versions.file} has no {arg.name}{meant}"
                 self.result.findings.append(Finding(path, arg.line, message, "ARG"))
         elif arg.value and re.search(r"_(?:REF|TAG|BRANCH)$", arg.name):
             name = next((n for r, n in self.repositories.items() if arg.name.lower().startswith(canonical(r))), None)

@@ -23,9 +23,9 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.contract.errors import UsageError
-from pipeline.contract.text import counted
+from pipeline.contract.text import pluralize
 
-from .findings import Finding, near
+from .findings import Finding, suggest
 
 FILE = "versions.json"
 REFERENCE = re.compile(r"\$\{([^}]*)\}")
@@ -42,7 +42,7 @@ class WrittenInvalid(UsageError):
 
     def __init__(self, findings: list[Finding]) -> None:
         one = len(findings) == 1
-        message = findings[0].text() if one else f"{self.subject} has {counted(len(findings), 'error')}"
+        message = findings[0].text() if one else f"{self.subject} has {pluralize(len(findings), 'error')}"
         details = () if one else tuple(finding.text() for finding in findings)
         super().__init__(message, hint=self.remedy, details=details)
         self.findings = findings
@@ -253,7 +253,7 @@ def _refused(text: str, error: Any) -> Problem:  # noqa: ANN401 - pydantic's Err
     where = [str(part) for part in error["loc"] if part != "[key]"]
     line = _line_of(text, *where)
     if error["type"] == "extra_forbidden":
-        return line, f'unknown key "{where[-1]}"{near(where[-1], _KEYS)}'
+        return line, f'unknown key "{where[-1]}"{suggest(where[-1], _KEYS)}'
     message = {
         "missing": "is missing",
         "string_type": "must be a string",
@@ -268,7 +268,7 @@ def _expanded(raw: Mapping[str, str], lines: Mapping[str, int], problems: list[P
     named = {name: REFERENCE.findall(value) for name, value in raw.items()}
     for name, others in named.items():
         problems += [
-            (lines[name], f"{name} names ${{{other}}}, which is not there{near(other, raw)}")
+            (lines[name], f"{name} names ${{{other}}}, which is not there{suggest(other, raw)}")
             for other in others
             if other not in raw
         ]
@@ -304,7 +304,7 @@ def _unfit_governs(
     owners: dict[str, str] = {}
     for name, what in governs.items():
         if name not in values:
-            yield lines[name], f"governs: there is no variable {name}{near(name, values)}"
+            yield lines[name], f"governs: there is no variable {name}{suggest(name, values)}"
             continue
         for package in map(canonical, what.packages):
             if owners.setdefault(package, name) != name:
@@ -313,6 +313,6 @@ def _unfit_governs(
             yield lines[name], f"{name} is {values[name]!r}, which is no version of a package"
         other = what.begins_with
         if other is not None and other not in values:
-            yield lines[name], f"{name} begins with {other}, which is not there{near(other, values)}"
+            yield lines[name], f"{name} begins with {other}, which is not there{suggest(other, values)}"
         elif other is not None and not begins(values[name], values[other]):
             yield lines[name], f"{name} is {values[name]}, which does not begin with {other} {values[other]}"

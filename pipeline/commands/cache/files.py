@@ -215,11 +215,11 @@ def execute_export(arguments: argparse.Namespace) -> int:
 
 
 def _copied(sources: Sequence[str], out: Path) -> int:
-    from pipeline.contract.text import counted
+    from pipeline.contract.text import pluralize
 
     with contextlib.ExitStack() as stack:
         keys = merge_roots([(name, stack.enter_context(opened(name))) for name in sources], out)
-    log.note(f"{out}: {counted(len(keys), 'key')}; `pipeline build MODEL --cache {out}` bakes them")
+    log.note(f"{out}: {pluralize(len(keys), 'key')}; `pipeline build MODEL --cache {out}` bakes them")
     for key in keys:
         print(key)
     return int(Exit.OK)
