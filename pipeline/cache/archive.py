@@ -30,7 +30,7 @@ LIMIT = 64 * 1024 * 1024  # bytes of the whole stream, headers included
 PUSHED_LIMIT = 2 << 30  # bytes, unpacked, of what `cache push` makes and `cache pull` takes
 _MEMBERS = 10_000
 _BLOCK = 1 << 20
-_PART = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+!@ -]{0,254}")
+_PART = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+!@=,~#%() -]{0,254}")
 
 
 class ArchiveRefused(CacheRefused):
@@ -74,24 +74,30 @@ class _Oversize(Exception):
 
 
 def safe_extract(
-    stream: Iterable[bytes] | IO[bytes], destination: Path, *, strip: int = 0, limit: int = LIMIT
+    stream: Iterable[bytes] | IO[bytes],
+    destination: Path,
+    *,
+    strip: int = 0,
+    limit: int = LIMIT,
+    members: int = _MEMBERS,
 ) -> tuple[Path, ...]:
     """Unpack an uncompressed tar stream into `destination` (made if missing) and return the files, sorted.
 
     `strip` leaves out that many leading parts of each name: `get_archive("/a/b")` names everything `b/…`. Files get
-    mode 0644 and no owner. Raises `ArchiveRefused` with every reason, and then `destination` is as it was.
+    mode 0644, or 0755 where the archive lets their owner execute them, and no owner. Raises `ArchiveRefused` with every
+    reason, and then `destination` is as it was.
     """
     chunks = iter(lambda: stream.read(_BLOCK), b"") if hasattr(stream, "read") else stream
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}.") as scratch:
         found: list[Finding] = []
-        names = _unpack(chunked(chunks, limit), Path(scratch), strip, limit, found)
+        names = _unpack(chunked(chunks, limit), Path(scratch), strip, (limit, members), found)
         clashes = [name for name in names if os.path.lexists(destination / name)]
         found.extend(Finding(shown(name), "exists in the destination already") for name in clashes)
         if found:
             raise ArchiveRefused(
                 f"the archive must not be unpacked: {found[0]}",
-                hint="make the cache again with the tuner",
+                hint="make the cache again",
                 details=lines(found),
             )
         for name in names:
@@ -102,14 +108,15 @@ def safe_extract(
     return tuple(sorted(destination / name for name in names))
 
 
-def _unpack(source: IO[bytes], scratch: Path, strip: int, limit: int, found: list[Finding]) -> list[str]:
+def _unpack(source: IO[bytes], scratch: Path, strip: int, limits: tuple[int, int], found: list[Finding]) -> list[str]:
+    limit, most = limits
     names: list[str] = []
     seen: set[str] = set()
     try:
         with tarfile.open(fileobj=source, mode="r|") as archive:
             for count, member in enumerate(archive):
-                if count >= _MEMBERS:
-                    found.append(Finding("", f"the archive has more than {_MEMBERS} members"))
+                if count >= most:
+                    found.append(Finding("", f"the archive has more than {most} members"))
                     break
                 wrong = _wrong(member, seen)
                 if wrong:
@@ -136,10 +143,16 @@ def _copy(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, found
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("xb") as out:
             shutil.copyfileobj(content, out, _BLOCK)
+        target.chmod(0o755 if member.mode & 0o100 else 0o644)
         if target.stat().st_size != member.size:
             found.append(Finding(shown(member.name), "is cut short"))
     except OSError as error:  # a file where another member has a directory
         found.append(Finding(shown(member.name), f"cannot be written: {error.strerror}"))
+
+
+def is_plain(name: str) -> bool:
+    """Whether every part of a name is one that `safe_extract` takes."""
+    return all(_PART.fullmatch(part) for part in _parts(name))
 
 
 def _parts(name: str) -> list[str]:
@@ -159,7 +172,7 @@ def _wrong(member: tarfile.TarInfo, seen: set[str]) -> str:
         (member.issparse(), "is a sparse file"),
         (member.name.startswith("/"), "is an absolute name"),
         (".." in parts, "leads out of the directory"),
-        (not all(_PART.fullmatch(part) for part in parts), "is not a plain name"),
+        (not is_plain(member.name), "is not a plain name"),
         (spelled in seen, "occurs twice"),
     )
     seen.add(spelled)
@@ -172,20 +185,29 @@ _EPOCH = 1_577_836_800  # 2020-01-01: any fixed time
 def tar_of(root: Path, place: str) -> bytes:
     """A cache root as an uncompressed tar whose names lie below `place`, the same bytes for the same files.
 
-    The whole path from `/`, parents first, so that no parent directory is made anew by whoever unpacks it.
+    The whole path from `/`, parents first, so that no parent directory is made anew by whoever unpacks it. Files have
+    mode 0644, or 0755 where their owner may execute them. Raises `CacheRefused` where `cache pull` would not take it.
     """
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, path in _members(root, place.strip("/")):
+            if not is_plain(name):
+                raise CacheRefused(f"{path}: `cache pull` takes no such name", hint="remove that file, or make it again")
             info = tarfile.TarInfo(name)
             info.mtime = _EPOCH
             if path is None:
                 info.type, info.mode = tarfile.DIRTYPE, 0o755
                 archive.addfile(info)
             else:
-                info.mode, info.size = 0o644, path.stat().st_size
+                facts = path.stat()
+                info.mode, info.size = 0o755 if facts.st_mode & 0o100 else 0o644, facts.st_size
                 with path.open("rb") as stream:
                     archive.addfile(info, stream)
+            if out.tell() > PUSHED_LIMIT:
+                raise CacheRefused(
+                    f"{root} is larger than the {PUSHED_LIMIT:,} bytes that `cache pull` takes",
+                    hint="push fewer keys (`pipeline cache export`, then remove what is not needed)",
+                )
     return out.getvalue()
 
 

@@ -92,11 +92,15 @@ def opened(text: str) -> Iterator[Path]:
             yield root
     else:
         from pipeline.registry.client import Registry
-        from pipeline.release import caches
+        from pipeline.release import caches, warm_ups
 
         source = reference(text)
         with tempfile.TemporaryDirectory(prefix="caches-") as temporary, Registry(source.registry) as registry:
             caches.pull(registry, source, Path(temporary) / "root")
+            if warm_ups.is_warm_up(Path(temporary) / "root"):
+                raise CacheRefused(
+                    f"{text} is a server's warm-up, no cache of the tuner", hint="`pipeline cache pull`, then CACHE="
+                )
             yield Path(temporary) / "root"
 
 

@@ -1,11 +1,11 @@
-"""Tuned caches in a registry: what a GPU host tuned, a builder without GPUs bakes, and Kubernetes can mount.
+"""Caches in a registry: what a GPU host tuned, a builder without GPUs bakes, and Kubernetes can mount.
 
     manifest   an image manifest whose artifactType says that it is a tuned cache; annotations name the keys
     config     an image config: its labels are those that KServe's kernel-cache manager reads
     layer      one gzipped tar with everything below `flashinfer_autotune_cache/`
 
 So `docker pull` and image volumes take it, and `oras pull` writes a cache root. The same cache gives the same digests,
-for one version of zlib.
+for one version of zlib. A server's warm-up is an artifact of another type (`warm_ups`), for baking alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pipeline.registry.descriptors import IMAGE_CONFIG, LAYER_GZIP, MANIFEST, De
 from pipeline.registry.errors import InvalidResponse, NotFound, printable
 from pipeline.registry.reference import Reference
 
-from . import cosign
+from . import cosign, warm_ups
 from .attachments import TITLE, check_annotations
 from .images import untrusted
 
@@ -54,17 +54,20 @@ class Stored:
 def push(
     registry: Registry, root: Path, name: str, to: Reference, *, signer: cosign.Signer | None = None, move: bool = False
 ) -> Stored:
-    """Judge the cache root and push it; sign it before the tag is written.
+    """Judge a cache root, or a folder of `warm-up --in-place`, and push it; sign it before the tag is written.
 
     `name` is what messages call the root. An existing tag stays where it is unless `move`. Raises `CacheRefused` for a
     root that must not be used, `PublishError`, what signing raises, and what the registry raises.
     """
     if signer is not None:
         signer.check()
-    with tempfile.TemporaryDirectory(prefix="push-") as temporary:
-        clean = Path(temporary) / "root"
-        keys = merge_roots([(name, root)], clean)  # checks everything, and takes only what belongs
-        made, blobs = _artifact(clean, keys)
+    if warm_ups.is_warm_up(root):
+        made, blobs, keys = warm_ups.artifact(root)
+    else:
+        with tempfile.TemporaryDirectory(prefix="push-") as temporary:
+            clean = Path(temporary) / "root"
+            keys = merge_roots([(name, root)], clean)  # checks everything, and takes only what belongs
+            made, blobs = _artifact(clean, keys)
     tag = to.tag or "latest"
     there = registry.resolve(to.repository, tag)
     if there not in (None, made.digest) and not move:
@@ -81,7 +84,7 @@ def push(
 
 
 def pull(registry: Registry, source: Reference, out: Path, *, verifier: cosign.Verifier | None = None) -> Stored:
-    """Write the cache that `source` names into `out`, a new or empty directory: judged, and whole or not at all.
+    """Write the cache or warm-up that `source` names into `out`, new or empty: judged, and whole or not at all.
 
     With a `verifier` its signature is demanded. Raises `CacheRefused`, `PublishError`, `NotFound`, and what the
     registry raises.
@@ -91,7 +94,7 @@ def pull(registry: Registry, source: Reference, out: Path, *, verifier: cosign.V
     found = registry.manifest(source.repository, source.target)
     if found is None:
         raise NotFound(f"there is no {source}", hint="check the name; `skopeo list-tags` lists what there is")
-    layer = _layer(found, source)
+    kind, layer = _layer(found, source)
     if verifier:
         wrong = cosign.verify(registry, source.at(found.digest), verifier)
         if wrong:
@@ -100,20 +103,18 @@ def pull(registry: Registry, source: Reference, out: Path, *, verifier: cosign.V
         blob = Path(temporary) / "blob"
         with blob.open("w+b") as stream:
             registry.fetch_blob(source.repository, layer.digest, stream, limit=PUSHED_LIMIT)
-        root = Path(temporary) / "root"
-        safe_extract(_unzipped(blob), root, strip=1, limit=PUSHED_LIMIT)
-        keys = merge_roots([(str(source), root)], out)
+        if kind == warm_ups.WARM_UP:
+            keys = warm_ups.unpack(_unzipped(blob), out)
+        else:
+            root = Path(temporary) / "root"
+            safe_extract(_unzipped(blob), root, strip=1, limit=PUSHED_LIMIT)
+            keys = merge_roots([(str(source), root)], out)
     return Stored(source.at(found.digest), keys)
 
 
 def _artifact(root: Path, keys: Sequence[str]) -> tuple[Manifest, list[tuple[str, bytes]]]:
     """The manifest and the blobs that it names, with their media types."""
     tar = tar_of(root, FOLDER)
-    if len(tar) > PUSHED_LIMIT:
-        raise CacheRefused(
-            f"the caches have {len(tar):,} bytes as a tar, more than the {PUSHED_LIMIT:,} that `cache pull` takes",
-            hint="push fewer keys: `pipeline cache export`, then remove what is not needed",
-        )
     layer = gzip.compress(tar, mtime=0)
     summaries = [_summary(root, key) for key in keys]
     config = canonical_json(
@@ -171,11 +172,12 @@ def _summary(root: Path, key: str) -> dict[str, Any]:
     }
 
 
-def _layer(found: Manifest, source: Reference) -> Descriptor:
+def _layer(found: Manifest, source: Reference) -> tuple[str, Descriptor]:
+    """The artifact type, and the one layer."""
     try:
         with untrusted(str(source)):
             kind = found.descriptor().artifact_type
-            if kind != CACHE:
+            if kind not in (CACHE, warm_ups.WARM_UP):
                 raise CacheRefused(
                     f"{source} is {printable(kind or found.media_type, 80)}, not a tuned cache",
                     hint=f"a cache has the artifact type {CACHE}; an image's caches: `pipeline cache export`",
@@ -185,7 +187,7 @@ def _layer(found: Manifest, source: Reference) -> Descriptor:
         raise CacheRefused(f"{source} is not a tuned cache: {error.message}") from error
     if len(layers) != 1 or layers[0].media_type not in (LAYER_GZIP, CACHE_TAR):
         raise CacheRefused(f"{source} is not one layer of {LAYER_GZIP}")
-    return layers[0]
+    return kind, layers[0]
 
 
 def _unzipped(blob: Path) -> Iterator[bytes]:

@@ -44,8 +44,15 @@ def warm_up_in_place(producer: ServerProducer, out: Path, *, ready: float) -> Wa
         with contextlib.suppress(FileNotFoundError):
             out.rmdir()
         entry.rename(out)
-    log.note(f"{out}: bake it with CACHE={out} and this very image as BASE_IMAGE")
+    log.note(f"{out}: bake it with CACHE={out} and this very image as BASE_IMAGE; `pipeline cache push` sends it")
     return replace(warm, root=out / ROOT_FOLDER)
+
+
+def read_folder(folder: Path) -> ServerManifest:
+    """The manifest of a complete folder that `warm_up_in_place` wrote. Raises `CacheRefused`."""
+    told = manifest_of(folder)
+    read_entry(folder)
+    return told
 
 
 def check_entry(producer: ServerProducer, entry: Path, packages: Mapping[str, str]) -> ServerManifest:
@@ -53,8 +60,7 @@ def check_entry(producer: ServerProducer, entry: Path, packages: Mapping[str, st
 
     Raises `CacheRefused` where it was made with other versions, or from other words or another model.
     """
-    told = manifest_of(entry)
-    read_entry(entry)
+    told = read_folder(entry)
     for name, version in packages.items():
         if version and told.versions.get(name, version) != version:
             raise CacheRefused(
