@@ -44,8 +44,7 @@ class Start:
     """One start. Times are seconds since the server's process was started.
 
     `outcome` is `ready`, `died`, `timeout`, or `refused` (it was ready and refused a request). `new` and `changed` are
-    files with their sizes; `compilers` counts processes by name; `processes` maps the title of a process that the
-    server named (its ranks) to its last state.
+    files with their sizes; `compilers` counts processes by name.
     """
 
     outcome: str = "died"
@@ -57,7 +56,6 @@ class Start:
     new: dict[str, int] = field(default_factory=dict)
     changed: dict[str, int] = field(default_factory=dict)
     compilers: dict[str, int] = field(default_factory=dict)
-    processes: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def read(value: Mapping[str, Any]) -> Start:

@@ -17,7 +17,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from threading import Event, Thread
@@ -38,7 +38,6 @@ _COMPILERS = frozenset({"cc1plus", "cc1", "cicc", "ptxas", "ninja", "collect2", 
 _SKIPPED = frozenset({"/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/run"})  # noqa: S108
 _ASKS = frozenset({"--version", "-dumpversion", "-dumpmachine", "-v", "-V"})
 _NAMED = ("VLLM", "sglang")  # how the servers name their ranks
-_ENDED = "ended"
 _PR_SET_CHILD_SUBREAPER = 36
 
 Files = dict[str, tuple[int, int]]  # path → size in bytes, time of last change in ns
@@ -103,6 +102,14 @@ def _starts(spec: Spec) -> list[Start]:
     return starts
 
 
+class _Failed(Exception):
+    """A start that failed: its outcome, as `Start` has it, and what is said of it."""
+
+    def __init__(self, outcome: str, said: str) -> None:
+        super().__init__(said)
+        self.outcome = outcome
+
+
 def one_start(spec: Spec) -> Start:
     """Start the server, wait for its health, ask, stop it; whatever it left running is ended."""
     with socket.socket() as probe:
@@ -115,9 +122,11 @@ def one_start(spec: Spec) -> Start:
         observer = _Observer(process.stdout)
         start = observer.start
         try:
-            problem = _until_ready(process, spec, port, observer) or _ask(spec, port, start)
-            if problem:
-                start.message = problem + observer.who()
+            start.ready = _await_health(process, spec, port, observer)
+            start.answers = list(_answers(spec, port))
+            start.outcome = "ready"
+        except _Failed as failed:
+            start.outcome, start.message = failed.outcome, f"{failed}{observer.failed_rank()}"
         finally:
             observer.rest()
             _end(process)
@@ -126,29 +135,25 @@ def one_start(spec: Spec) -> Start:
     return start
 
 
-def _until_ready(process: run.Process, spec: Spec, port: int, observer: _Observer) -> str:
-    """Wait until the server answers; what went wrong, empty where nothing did."""
-    start = observer.start
+def _await_health(process: run.Process, spec: Spec, port: int, observer: _Observer) -> float:
+    """The seconds until the server said that it is well. Raises `_Failed`."""
     noted = 0.0
-    while True:
+    while _request(port, spec.health, timeout=2.0)[0] != http.HTTPStatus.OK:
         past = observer.past()
         status = process.poll()
         if status is not None:
-            return f"it {run.describe(status)} before it was ready"
+            raise _Failed("died", f"it {run.describe(status)} before it was ready")
         if past > spec.ready:
-            start.outcome = "timeout"
-            return f"it was not ready within {spec.ready:.0f} s"
-        if _request(port, spec.health, timeout=2.0)[0] == http.HTTPStatus.OK:
-            start.outcome, start.ready = "ready", observer.past()
-            return ""
+            raise _Failed("timeout", f"it was not ready within {spec.ready:.0f} s")
         if past - noted > _NOTE:
             noted = past
-            log.note(f"starting for {past:.0f} s: {''.join(start.tail(1))[:120]}")
+            log.note(f"starting for {past:.0f} s: {''.join(observer.start.tail(1))[:120]}")
         time.sleep(_POLL)
+    return observer.past()
 
 
-def _ask(spec: Spec, port: int, start: Start) -> str:
-    """Make the requests; what went wrong, empty where nothing did."""
+def _answers(spec: Spec, port: int) -> Iterator[float]:
+    """Make the requests, and give the seconds of each. Raises `_Failed`."""
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {spec.token}"} if spec.token else {})}
     for ways in spec.requests:
         sent = time.monotonic()
@@ -156,12 +161,10 @@ def _ask(spec: Spec, port: int, start: Start) -> str:
         for path, body in ways:
             status, said = _request(port, path, json.dumps(body), headers, timeout=spec.answer)
             if status == http.HTTPStatus.OK:
-                start.answers.append(round(time.monotonic() - sent, 3))
+                yield round(time.monotonic() - sent, 3)
                 break
         else:
-            start.outcome = "refused"
-            return f"a request got no answer: {said}"
-    return ""
+            raise _Failed("refused", f"a request got no answer: {said}")
 
 
 def _request(
@@ -180,12 +183,14 @@ def _request(
 
 
 class _Observer:
-    """Threads that note what the server prints, with times, which compilers run, and how its named processes are."""
+    """Threads that note what the server prints, with times, which compilers run, and how its ranks are."""
 
     def __init__(self, printed: IO[str]) -> None:
         self.start = Start()
         self._printed, self._began = printed, time.monotonic()
-        self._seen: dict[int, str] = {}
+        self._seen: dict[int, str] = {}  # process → the program that was looked at
+        self._ranks: dict[int, tuple[str, str]] = {}  # process that the server gave a title → title, state
+        self._ended: list[tuple[float, str]] = []  # seconds until one of them was gone, title
         self._over = Event()
         self._threads = [Thread(target=one, daemon=True) for one in (self._listen, self._watch)]
         for thread in self._threads:
@@ -206,13 +211,12 @@ class _Observer:
         if not self._threads[0].is_alive():
             self._printed.close()
 
-    def who(self) -> str:
-        """Which of the server's own processes ended, or stand still."""
+    def failed_rank(self) -> str:
+        """The rank that ended first, since the others end with it, or those that are stopped; for a message."""
         self.rest()
         self._look()
-        states = self.start.processes.items()
-        said = [f"{name} {state}" for name, state in states if state.startswith(_ENDED)][:4]
-        said += [f"{name} was stopped" for name, state in states if state in ("T", "t")]
+        said = [f"{title} ended after {at:.0f} s" for at, title in self._ended if at == self._ended[0][0]]
+        said += [f"{title} was stopped" for title, state in self._ranks.values() if state in ("T", "t")]
         return f" ({'; '.join(said)})" if said else ""
 
     def _listen(self) -> None:
@@ -226,19 +230,22 @@ class _Observer:
             self._look()
 
     def _look(self) -> None:
-        start, alive = self.start, {}
+        now = self.past()
+        ranks: dict[int, tuple[str, str]] = {}
         for pid, (name, state, _) in _processes().items():
-            # Triton and torch ask compilers for their version at each start; Triton compiles with `ptxas -v …`.
-            if name in _COMPILERS and self._seen.get(pid) != name and not _ASKS.issuperset(_words(pid)[1:] or ("",)):
-                start.compilers[name] = start.compilers.get(name, 0) + 1
+            words = _words(pid)
+            if name in _COMPILERS and self._seen.get(pid) != name:
+                if not words:
+                    continue  # it begins just now: the kernel names a program before it has its arguments
+                # Triton and torch ask compilers for their version at each start; Triton compiles with `ptxas -v …`.
+                if len(words) < 2 or not _ASKS.issuperset(words[1:]):
+                    self.start.compilers[name] = self.start.compilers.get(name, 0) + 1
             self._seen[pid] = name
             if name.startswith(_NAMED):  # the kernel keeps 15 characters of it
-                title = next(iter(_words(pid)), "").strip()
-                alive[title[:80] if title.startswith(name) else name] = state
-        for title, state in start.processes.items():
-            if title not in alive:
-                alive[title] = state if state.startswith(_ENDED) else f"{_ENDED} after {self.past():.0f} s"
-        start.processes = alive
+                title = next(iter(words), "").strip()
+                ranks[pid] = (title[:80] if title.startswith(name) else name, state)
+        self._ended += [(now, title) for pid, (title, _) in self._ranks.items() if pid not in ranks]
+        self._ranks = ranks
 
 
 def _words(pid: int) -> list[str]:

@@ -122,6 +122,7 @@ while True:
     for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if file.read_bytes().startswith(b"VLLM::Worker_TP1"):
+                time.sleep(2)  # a rank that dies at once has no name yet
                 os.kill(int(file.parent.name), SIGNAL)
                 raise SystemExit
         except OSError:
@@ -142,13 +143,14 @@ def test_a_rank_that_dies_or_hangs_is_named(
     client: Any, tmp_path: Path, sign: signal.Signals, outcome: str, message: str
 ) -> None:
     def hurt() -> None:
-        while not (found := client.containers.list(filters={"label": f"{LABEL}={RUN}"})):
+        while not (found := client.containers.list(filters={"label": f"{LABEL}={RUN}", "ancestor": IMAGE})):
             time.sleep(0.5)
         found[0].exec_run(["python3", "-c", HURT.replace("SIGNAL", str(int(sign)))], user="0:0")
 
     Thread(target=hurt, daemon=True).start()
     found = start(client, TWO_RANKS, How(), tmp_path, ready=150.0, VLLM_CPU_OMP_THREADS_BIND="0|1")
     assert found.outcome == outcome
+    assert found.message.count("VLLM::Worker_TP1") == 1
     assert message in found.message
     assert found.tail()
 
