@@ -192,7 +192,7 @@ def tar_of(root: Path, place: str) -> bytes:
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, path in _members(root, place.strip("/")):
             if not is_plain(name):
-                raise CacheRefused(f"{path}: `cache pull` takes no such name", hint="remove that file, or make it again")
+                raise CacheRefused(f"{path}: `cache pull` takes no such name", hint="remove that file")
             info = tarfile.TarInfo(name)
             info.mtime = _EPOCH
             if path is None:
