@@ -222,6 +222,10 @@ def _check_clashes(arguments: argparse.Namespace) -> None:
         raise UsageError("with SERVER=, CACHE= is one folder", hint="the one that `pipeline warm-up --in-place` wrote")
     if not arguments.base_image:
         _without_base(arguments)
+    if arguments.tp:
+        from pipeline.servers.words import with_tp
+
+        arguments.server_args, arguments.tp = with_tp(arguments.server, arguments.server_args, arguments.tp), None
     given = [name for name in _OF_THE_TUNER if getattr(arguments, name)]
     if given:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)

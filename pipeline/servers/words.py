@@ -126,11 +126,25 @@ def parse(server: str, arguments: str, environment: str) -> tuple[Words, ...]:
     given = variables(environment)
     secrets = {name: value for name, value in given.items() if _SECRET_VARIABLE.search(name)}
     kept = {name: value for name, value in given.items() if name not in secrets}
-    sets = [tuple(part) for between, part in groupby(split(arguments, "SERVER_ARGS"), BETWEEN.__eq__) if not between]
-    found = tuple(Words(server, one, kept, secrets) for one in sets or [()])
+    found = tuple(Words(server, one, kept, secrets) for one in _sets(arguments) or [()])
     for one in found:
         _check(one)
     return found
+
+
+def _sets(arguments: str) -> list[tuple[str, ...]]:
+    words = split(arguments, "SERVER_ARGS")
+    return [tuple(part) for between, part in groupby(words, BETWEEN.__eq__) if not between]
+
+
+def with_tp(server: str, arguments: str, tp: int) -> str:
+    """SERVER_ARGS with the server's own option for TP= in every set. Raises `UsageError` where one says otherwise."""
+    sets = [Words(server, one) for one in _sets(arguments)]
+    for one in sets:
+        if one.tp != tp and not one.options.keys().isdisjoint(_SIZES[0]):
+            raise UsageError(f"TP={tp}, and SERVER_ARGS ask for {one.tp}", hint="leave TP= out")
+    more = ("--tp-size" if server == "sglang" else "--tensor-parallel-size", str(tp))
+    return f" {BETWEEN} ".join(shlex.join(one.arguments if one.tp == tp else (*one.arguments, *more)) for one in sets)
 
 
 def _check(words: Words) -> None:

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pipeline.contract.exits import Exit
 from release_registries import NOBODY, QUICK
 
+from pipeline.contract.errors import Exit
 from pipeline.contract.files import write_json
 from pipeline.image.producer import CacheDir, WarmUp, write_entry
 from pipeline.registry.client import Registry

@@ -13,6 +13,11 @@ from typing import Any
 import pytest
 from real_vllm import ARGS, IMAGE, ROOT, Pipeline
 
+sys.path.append(str(ROOT / "tests" / "release"))
+
+import release_debian
+from release_registries import Running, running
+
 from pipeline.daemon import Engine, connect, ensure
 
 
@@ -28,6 +33,14 @@ def client(engine: Engine) -> Iterator[Any]:
     made = connect(engine)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A real registry on the loopback."""
+    release_debian.ensure("docker-registry")
+    with running(tmp_path_factory.mktemp("registry")) as one:
+        yield one
 
 
 @pytest.fixture(scope="session")
@@ -48,10 +61,10 @@ def pipeline(engine: Engine, home: Path) -> Pipeline:
     """Run `pipeline` on the checkout, with that cache home."""
     environment = {**os.environ, "DOCKER_HOST": engine.host, "XDG_CACHE_HOME": str(home.parent)}
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, host: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "pipeline", *words],
-            cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+            [sys.executable, "-m", "pipeline", *words], cwd=ROOT, capture_output=True, text=True, check=False,
+            env={**environment, **({"DOCKER_HOST": host} if host else {})},
         )  # fmt: skip
 
     return run

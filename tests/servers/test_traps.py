@@ -9,6 +9,7 @@ import signal
 import tarfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -16,7 +17,9 @@ from typing import Any
 
 import pytest
 from real_vllm import ARGS, IMAGE, OWN, ROOT, Pipeline
+from release_registries import Running
 
+from pipeline.daemon import Engine, at_address, connect, private
 from pipeline.image.session import LABEL, RUN
 from pipeline.servers import kinds, words
 from pipeline.servers.containers import How, manifest_in, watch
@@ -190,8 +193,8 @@ def test_a_cache_that_grows_is_named(pipeline: Pipeline) -> None:
     assert "grows with every start" in done.stderr
 
 
-def test_a_warm_up_without_a_docker_engine_is_baked(
-    client: Any, tmp_path: Path, pipeline: Pipeline, built: dict[str, Any]
+def test_a_warm_up_without_a_docker_engine_is_sent_and_baked(
+    client: Any, tmp_path: Path, pipeline: Pipeline, built: dict[str, Any], registry: Running
 ) -> None:
     base = client.images.get(IMAGE).labels["org.opencontainers.image.base.name"]
     packed = io.BytesIO()
@@ -213,7 +216,40 @@ def test_a_warm_up_without_a_docker_engine_is_baked(
             stream.extractall(tmp_path, filter="data")
     finally:
         container.remove(force=True, v=True)
-    folder = tmp_path / "caches"
-    done = pipeline("build", "tiny", "--server", "vllm", "--cache", str(folder), "--image", f"{OWN}/placed:1")
+    name, folder = f"oci://{registry.host}/warm-ups/tiny:1", tmp_path / "pulled"
+    done = pipeline("cache", "push", str(tmp_path / "caches"), name)
+    assert done.returncode == 0, done.stderr
+    done = pipeline("cache", "pull", name, "-o", str(folder))
+    assert done.returncode == 0, done.stderr
+    words = ["build", "tiny", "--server", "vllm", "--server-args", ARGS, "--image", f"{OWN}/placed:1"]
+    done = pipeline(*words, "--cache", str(folder))
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert done.stderr.count("inductor: hit") == 2
+    client.images.remove(f"{OWN}/placed:1", force=True)
+
+
+@pytest.fixture
+def second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Another engine, which has no image; stopped afterwards."""
+    at = private.places(tmp_path_factory.mktemp("second") / "tuned-image-pipeline")
+    private.start(at, "classic")
+    try:
+        yield at_address(at.host, "private")
+    finally:
+        private.stop(at)
+
+
+def test_hits_after_a_push_and_a_pull(
+    client: Any, built: dict[str, Any], registry: Running, second: Engine, pipeline: Pipeline
+) -> None:
+    name = f"{registry.host}/servers/tiny"
+    image = client.images.get(IMAGE)
+    image.tag(name, "1")
+    said = client.images.push(name, "1")
+    client.images.remove(f"{name}:1")
+    with closing(connect(second)) as other:
+        pulled = other.images.pull(name, "1")
+        assert pulled.attrs["RootFS"] == image.attrs["RootFS"], said
+    done = pipeline("verify", f"{name}:1", host=second.host)
     assert done.returncode == 0, done.stderr[-6000:]
     assert done.stderr.count("inductor: hit") == 2

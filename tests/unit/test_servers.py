@@ -79,6 +79,15 @@ def test_words_keep_the_spelling_of_the_model(server, arguments, found, ranks) -
     assert (said.model, said.ranks) == (found, ranks)
 
 
+def test_tp_is_the_servers_own_option() -> None:
+    assert words.with_tp("vllm", "--model /m -tp 2 -- /n --x '{\"a\": 1}'", 2) == (
+        "--model /m -tp 2 -- /n --x '{\"a\": 1}' --tensor-parallel-size 2"
+    )
+    assert words.with_tp("sglang", "--model-path /m", 4) == "--model-path /m --tp-size 4"
+    with pytest.raises(UsageError, match="TP=2, and SERVER_ARGS ask for 1"):
+        words.with_tp("vllm", "--model /m --tensor-parallel-size 1", 2)
+
+
 def test_several_sets_of_arguments_stand_between_two_dashes() -> None:
     one, two = words.parse("vllm", "--model /m --max-model-len 8 -- /n -tp 2", "VLLM_X=1 HF_TOKEN=abcd")
     assert (one.model, two.model) == ("/m", "/n")

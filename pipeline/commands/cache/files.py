@@ -236,13 +236,22 @@ def configure_add(parser: argparse.ArgumentParser) -> None:
 
 def execute_add(arguments: argparse.Namespace) -> int:
     """Check the caches, add them, verify, tag."""
+    from pipeline.commands.locations import image_in_engine
     from pipeline.commands.report import summarize
-    from pipeline.image.names import check_image_name, check_reference
+    from pipeline.contract.errors import CacheRefused
+    from pipeline.image.names import PRODUCER, check_image_name, check_reference
     from pipeline.image.request import request_to_add
     from pipeline.image.road import build_image
 
     check_reference(arguments.of)
     check_image_name(arguments.image)
+    with image_in_engine(arguments.of) as (_, image):
+        server = image.labels.get(PRODUCER, "tune")
+    if server != "tune":
+        raise CacheRefused(
+            f"{arguments.of} was warmed up by {server}'s own start, which makes all its caches on one GPU type",
+            hint=f"build another image: SERVER={server}",
+        )
     with contextlib.ExitStack() as stack:
         roots = [stack.enter_context(opened(cache)) for cache in arguments.cache]
         timeout = float(arguments.startup_max_wait)
