@@ -1,27 +1,32 @@
-"""The same warm-up without a Docker Engine: inside a container of the server's image that a cluster started.
+"""Warm up and prove without a Docker Engine: inside a container that a cluster started.
 
-It writes a folder as the store of a host has it: `root/` with the files as they will lie in the image, and warmup.json.
+A warm-up runs in the server's image and writes a folder as the store of a host has it: `root/` with the files as they
+will lie in the image, and warmup.json. A proof runs in the finished image.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pipeline import log
+from pipeline.contract.digest import sha256_json
 from pipeline.contract.errors import CacheRefused, UsageError, WarmUpError
 from pipeline.contract.files import scratch
+from pipeline.contract.verdict import Verdict
 from pipeline.image.producer import ROOT_FOLDER, WARMUP_FILE, WarmUp, read_entry, write_entry
 
-from . import kinds
+from . import kinds, manifest
+from .adapters import FACTS
 from .containers import Watched
 from .manifest import ServerManifest
-from .producer import ServerProducer, manifest_of
-from .watch import watch
+from .producer import ServerProducer, from_manifest, manifest_of
+from .watch import Order, facts_of, watch
 
 
 def warm_up_in_place(producer: ServerProducer, out: Path, *, ready: float) -> WarmUp:
@@ -75,6 +80,34 @@ def check_entry(producer: ServerProducer, entry: Path, packages: Mapping[str, st
                 hint="give MODEL, SERVER_ARGS and SERVER_ENV as they were given to `pipeline warm-up --in-place`",
             )
     return told
+
+
+def prove_in_place(about: Verdict, *, ready: float) -> Verdict:
+    """Start the server of the finished image in which this runs. `about` is the verdict of the host that baked it.
+
+    Whose image it is cannot be seen from inside: the manifest must be the one that `about` names. Raises `CacheRefused`
+    where it is not, `UsageError` on another device.
+    """
+    file = Path(manifest.FILE)
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    if sha256_json(text) not in about.manifest_sha256.split(","):
+        raise CacheRefused(f"this is not the image of that verdict: {file} is another", hint="run it inside the image")
+    told = ServerManifest.read(text)
+    producer = from_manifest(told)
+    orders = [Order((producer.spec(words, ready=ready, most=1),), FACTS) for words in producer.sets]
+    device = facts_of(orders[0]).get("gpu") or "cpu"
+    if device != told.device:
+        raise UsageError(f"the caches were made on {told.device}, and this is {device}", hint="run it on that device")
+    starts = {}
+    for number, (order, served) in enumerate(zip(orders, told.sets, strict=True), start=1):
+        with _placed([served.model]), tempfile.TemporaryDirectory() as work:
+            result = watch(order._replace(facts=()), Path(work))
+            starts[f"in place, set {number}"] = (served, Watched.read(result, Path(work)).starts[0][-1])
+    proof = producer.proof(told, text, starts)
+    return replace(
+        about, level=proof.level, result="fail" if proof.findings else "pass", checks=proof.checks,
+        findings=proof.findings, starts=proof.starts,
+    )  # fmt: skip
 
 
 def _check_root() -> None:

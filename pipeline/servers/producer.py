@@ -156,13 +156,9 @@ class ServerProducer:
     def prove(self, image: str, job: Job) -> Proof:
         """Start the finished image as others would: no network, another command, another user, a read-only root."""
         told, text = manifest_in(job.client, image)
-        digest = sha256_json(text)
-        keys = (f"{told.server}/{digest[:16]}",)
         if told.device != "cpu" and told.device not in {gpu.name for gpu in job.gpus.gpus}:
-            return Proof("static", {"manifests": 1}, keys=keys, manifests=(digest,), device=told.device)
-        found: list[str] = []
-        seconds: dict[str, Mapping[str, float]] = {}
-        baked = sorted(told.caches)
+            return self.proof(told, text, {})
+        starts: dict[str, tuple[Served, Start]] = {}
         for at, (words, served) in enumerate(zip(self.sets, told.sets, strict=True)):
             for how in PROOFS:
                 who = f"{how}{_which(self.sets, at)}"
@@ -171,15 +167,26 @@ class ServerProducer:
                         job.client, image, Order((self.spec(words, ready=job.startup, most=1),)), served.model,
                         replace(how, gpus=job.gpus), out=job.scratch / f"proof-{at}-{how.user}", logfile=job.log,
                     )  # fmt: skip
-                start = watched.starts[0][-1]
-                found += [f"{who}: {one}" for one in judge.findings(baked, served.warm, start, self.adapter)]
-                if start.outcome == "ready":
-                    now, warm, cold = Summary.of(self.adapter, start), served.warm, served.cold
-                    seconds[who] = {**now.seconds, "ready": now.ready}
-                    log.note(f"ready after {now.ready:.1f} s (warm {warm.ready:.1f} s, cold {cold.ready:.1f} s)")
-                    for one in judge.by_kind(baked, warm, now):
-                        log.note(str(one))
-        checks = {"starts": len(PROOFS) * len(self.sets), "kinds": len(baked)}
+                starts[who] = (served, watched.starts[0][-1])
+        return self.proof(told, text, starts)
+
+    def proof(self, told: ServerManifest, text: str, starts: Mapping[str, tuple[Served, Start]]) -> Proof:
+        """What fresh starts of the finished image show, by who started it; without one nothing but its manifest."""
+        digest, baked = sha256_json(text), sorted(told.caches)
+        keys = (f"{told.server}/{digest[:16]}",)
+        if not starts:
+            return Proof("static", {"manifests": 1}, keys=keys, manifests=(digest,), device=told.device)
+        found: list[str] = []
+        seconds: dict[str, Mapping[str, float]] = {}
+        for who, (served, start) in starts.items():
+            found += [f"{who}: {one}" for one in judge.findings(baked, served.warm, start, self.adapter)]
+            if start.outcome == "ready":
+                now, warm, cold = Summary.of(self.adapter, start), served.warm, served.cold
+                seconds[who] = {**now.seconds, "ready": now.ready}
+                log.note(f"{who}: ready after {now.ready:.1f} s (warm {warm.ready:.1f} s, cold {cold.ready:.1f} s)")
+                for one in judge.by_kind(baked, warm, now):
+                    log.note(str(one))
+        checks = {"starts": len(starts), "kinds": len(baked)}
         return Proof("replay", checks, tuple(found), keys, () if found else keys, (digest,), told.device, seconds)
 
     def described(self, watched: Watched, root: Path, placed: Sequence[Mapping[str, str]], logfile: str = "") -> WarmUp:

@@ -74,7 +74,7 @@ def watch(order: Order, folder: Path) -> dict[str, Any]:
             break
     result: dict[str, Any] = {"facts": {}, "notes": []}
     if order.facts and starts[-1][-1].outcome == "ready":
-        result["facts"] = _facts(order)
+        result["facts"] = facts_of(order)
         every = [start for some in starts for start in some]
         result["notes"] = collect.pack(every, result["facts"], folder / collect.PACK)
     return {**result, "starts": [[asdict(start) for start in some] for some in starts]}
@@ -241,9 +241,10 @@ class _Observer:
                 if len(words) < 2 or not _ASKS.issuperset(words[1:]):
                     self.start.compilers[name] = self.start.compilers.get(name, 0) + 1
             self._seen[pid] = name
-            if name.startswith(_NAMED):  # the kernel keeps 15 characters of it
+            if name.startswith(_NAMED):  # the kernel keeps 15 characters of it; one that is killed has no words any more
                 title = next(iter(words), "").strip()
-                ranks[pid] = (title[:80] if title.startswith(name) else name, state)
+                known = self._ranks.get(pid, (name, ""))[0]
+                ranks[pid] = (title[:80] if title.startswith(name) else known, state)
         self._ended += [(now, title) for pid, (title, _) in self._ranks.items() if pid not in ranks]
         self._ranks = ranks
 
@@ -319,7 +320,7 @@ def files_of(top: str) -> Files:
     return found
 
 
-def _facts(order: Order) -> dict[str, Any]:
+def facts_of(order: Order) -> dict[str, Any]:
     """What the server's packages say of themselves; nothing where that cannot be asked."""
     environment = {**os.environ, **order.specs[0].environment}
     try:

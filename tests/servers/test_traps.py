@@ -19,6 +19,7 @@ import pytest
 from real_vllm import ARGS, IMAGE, OWN, ROOT, Pipeline
 from release_registries import Running
 
+from pipeline.contract.verdict import Verdict
 from pipeline.daemon import Engine, at_address, connect, private
 from pipeline.image.session import LABEL, RUN
 from pipeline.servers import kinds, words
@@ -193,31 +194,41 @@ def test_a_cache_that_grows_is_named(pipeline: Pipeline) -> None:
     assert "grows with every start" in done.stderr
 
 
-def test_a_warm_up_without_a_docker_engine_is_sent_and_baked(
-    client: Any, tmp_path: Path, pipeline: Pipeline, built: dict[str, Any], registry: Running
-) -> None:
-    base = client.images.get(IMAGE).labels["org.opencontainers.image.base.name"]
+def inside(client: Any, image: str, words: list[str], tmp_path: Path, **files: bytes) -> Path:
+    """Run `pipeline` in a container of `image`, as a cluster would; what it wrote to /out, where `files` lie too."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as stream:
         for file in (ROOT / "pipeline").rglob("*"):
             if file.is_file() and file.suffix != ".pyc":
-                stream.add(file, file.relative_to(ROOT))
-    words = ["python3", "-m", "pipeline", "warm-up", "tiny", "--in-place", "/out/caches", "--server", "vllm"]
+                stream.add(file, Path("src", file.relative_to(ROOT)))
+        for name, data in files.items():
+            member = tarfile.TarInfo(f"out/{name}")
+            member.size = len(data)
+            stream.addfile(member, io.BytesIO(data))
     container = client.containers.create(
-        base, [*words, "--server-args", ARGS, "--device", "cpu"], entrypoint=[], network_mode="none",
+        image, ["python3", "-m", "pipeline", *words], entrypoint=[], network_mode="none",
         environment={"PYTHONPATH": "/src"}, volumes=["/src", "/out"], shm_size=1 << 30,
     )  # fmt: skip
     try:
-        container.put_archive("/src", packed.getvalue())
+        container.put_archive("/", packed.getvalue())
         container.start()
         assert container.wait()["StatusCode"] == 0, container.logs(tail=60).decode()
-        chunks, _ = container.get_archive("/out/caches")
+        chunks, _ = container.get_archive("/out")
         with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as stream:
             stream.extractall(tmp_path, filter="data")
     finally:
         container.remove(force=True, v=True)
+    return tmp_path / "out"
+
+
+def test_a_warm_up_without_a_docker_engine_is_sent_and_baked(
+    client: Any, tmp_path: Path, pipeline: Pipeline, built: dict[str, Any], registry: Running
+) -> None:
+    base = client.images.get(IMAGE).labels["org.opencontainers.image.base.name"]
+    words = ["warm-up", "tiny", "--in-place", "/out/caches", "--server", "vllm", "--server-args", ARGS]
+    made = inside(client, base, [*words, "--device", "cpu"], tmp_path)
     name, folder = f"oci://{registry.host}/warm-ups/tiny:1", tmp_path / "pulled"
-    done = pipeline("cache", "push", str(tmp_path / "caches"), name)
+    done = pipeline("cache", "push", str(made / "caches"), name)
     assert done.returncode == 0, done.stderr
     done = pipeline("cache", "pull", name, "-o", str(folder))
     assert done.returncode == 0, done.stderr
@@ -226,6 +237,16 @@ def test_a_warm_up_without_a_docker_engine_is_sent_and_baked(
     assert done.returncode == 0, done.stderr[-6000:]
     assert done.stderr.count("inductor: hit") == 2
     client.images.remove(f"{OWN}/placed:1", force=True)
+
+
+def test_an_image_is_proven_without_a_docker_engine(client: Any, tmp_path: Path, built: dict[str, Any]) -> None:
+    about = {**built["verdict"], "level": "static", "checks": {"manifests": 1}, "starts": {}}
+    words = ["verify", "/out/static", "--in-place", "-o", "/out/proven"]
+    made = inside(client, IMAGE, words, tmp_path, static=json.dumps(about).encode())
+    verdict = Verdict.load((made / "proven").read_bytes())
+    assert (verdict.level, verdict.result, verdict.identity) == ("replay", "pass", about["identity"])
+    assert verdict.checks["starts"] == 1
+    assert verdict.replayed_keys() == (about["key"],)
 
 
 @pytest.fixture
