@@ -241,7 +241,7 @@ class _Observer:
                 if len(words) < 2 or not _ASKS.issuperset(words[1:]):
                     self.start.compilers[name] = self.start.compilers.get(name, 0) + 1
             self._seen[pid] = name
-            if name.startswith(_NAMED):  # the kernel keeps 15 characters of it; one that is killed has no words any more
+            if name.startswith(_NAMED):  # 15 characters of its title; who is killed has no words
                 title = next(iter(words), "").strip()
                 known = self._ranks.get(pid, (name, ""))[0]
                 ranks[pid] = (title[:80] if title.startswith(name) else known, state)
