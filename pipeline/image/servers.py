@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pipeline import log
 from pipeline.contract.digest import sha256_bytes, sha256_json
-from pipeline.contract.errors import UsageError
+from pipeline.contract.errors import UsageError, WarmUpError
 from pipeline.versions import Versions
 
 from .base import SERVER_NAME, Base, find, obtain_bootstrapped
@@ -33,14 +33,17 @@ _IMAGES = {"vllm": "vllm/vllm-openai:<version>", "sglang": "lmsysorg/sglang:<ver
 
 
 def make(request: Request, base: Base, packages: Mapping[str, str]) -> Producer:
-    """The producer of a request with a server; `packages` are the versions that the base has. Raises `UsageError`."""
+    """The producer of a request with a server; `packages` are the versions that the base has.
+
+    Raises `WarmUpError` where it has no such server, `UsageError` or `CacheRefused`.
+    """
     from pipeline.servers import words
     from pipeline.servers.in_place import check_entry
     from pipeline.servers.model import read_model
     from pipeline.servers.producer import ServerProducer
 
     if not packages.get(request.server):
-        raise UsageError(
+        raise WarmUpError(
             f"{base.reference} has no {request.server}",
             hint=f"BASE_IMAGE={_IMAGES[request.server]}: the image that will serve",
         )

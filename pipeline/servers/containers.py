@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import log
 from pipeline.cache.archive import safe_extract
-from pipeline.contract.errors import CacheRefused, DockerError, UsageError, WarmUpError
+from pipeline.contract.errors import CacheRefused, DockerError, WarmUpError
 from pipeline.image.containers import ContainerSpec, ContainerTimeout, created, follow, run_one, tar_of
 
 from . import kinds
@@ -84,9 +84,9 @@ class Watched:
 
     @staticmethod
     def read(result: Mapping[str, Any], folder: Path) -> Watched:
-        """The result of `watch`. Raises `UsageError` where the server is not in the image."""
+        """The result of `watch`. Raises `WarmUpError` where the server is not in the image."""
         if "missing" in result:
-            raise UsageError(
+            raise WarmUpError(
                 f"the server is not in this image: {result['missing']}", hint="BASE_IMAGE must be one that serves"
             )
         starts = tuple(tuple(map(Start.read, some)) for some in result["starts"])

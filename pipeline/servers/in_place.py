@@ -25,7 +25,7 @@ from . import kinds, manifest
 from .adapters import FACTS
 from .containers import Watched
 from .manifest import ServerManifest
-from .producer import ServerProducer, from_manifest, manifest_of
+from .producer import ServerProducer, from_manifest, manifest_of, room_for_caches
 from .watch import Order, facts_of, watch
 
 
@@ -40,7 +40,7 @@ def warm_up_in_place(producer: ServerProducer, out: Path, *, ready: float) -> Wa
     _check_root()
     placed = producer.laid(producer.environment().get("HF_HOME") or str(Path.home() / ".cache" / "huggingface"))
     out.parent.mkdir(parents=True, exist_ok=True)
-    with scratch(out.parent, ".warm-up-") as work, _placed(placed):
+    with room_for_caches(), scratch(out.parent, ".warm-up-") as work, _placed(placed):
         watched = Watched.read(watch(producer.order(ready=ready), work), work)
         entry = work / "entry"
         entry.mkdir()

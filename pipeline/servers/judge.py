@@ -28,6 +28,22 @@ def why(lines: Sequence[str]) -> str:
     return _PREFIX.sub("", text).strip()[:300]
 
 
+def last_words(start: Start) -> str:
+    """When each rank spoke last, for a start in which none ended: the one that hangs falls silent first."""
+    last = {rank: at for at, text in start.lines if (rank := _rank(text))}
+    workers = {rank: at for rank, at in last.items() if "API" not in rank and "EngineCore" not in rank}
+    if len(workers) < 2:
+        return ""
+    return "last words: " + ", ".join(
+        f"{rank} after {at:.0f} s" for rank, at in sorted(workers.items(), key=lambda x: x[1])
+    )
+
+
+def _rank(line: str) -> str:
+    found = _RANK.match(line)
+    return (found[1] or found[2]).strip() if found else ""
+
+
 @dataclass(frozen=True)
 class Summary:
     """One start in figures: files by kind that it wrote new or again, compilers that ran, its log's events by rank."""
@@ -85,8 +101,7 @@ def _events(adapter: Adapter, start: Start) -> tuple[tuple[str, str, str, int], 
     for _, line in start.lines:
         event = next((one for one in adapter.events if re.search(one.pattern, line)), None)
         if event is not None:
-            rank = _RANK.match(line)
-            found[event.kind, event.says, (rank[1] or rank[2]).strip() if rank else ""] += 1
+            found[event.kind, event.says, _rank(line)] += 1
     return tuple((*key, count) for key, count in sorted(found.items()))
 
 

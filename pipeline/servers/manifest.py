@@ -15,7 +15,7 @@ from pipeline.contract.errors import CacheRefused
 from . import kinds
 from .adapters import Adapter, adapter_of
 from .judge import Summary
-from .words import HIDDEN, Words
+from .words import HIDDEN, ON, Words
 
 SCHEMA = 2
 FILE = f"{kinds.PLACE}/manifest.json"
@@ -148,8 +148,8 @@ def _environment(told: ServerManifest, adapter: Adapter, environment: Mapping[st
             found.append(Difference(name, value, baked, remark="it places a cache"))
         elif name == kinds.COLD and value:
             found.append(Difference(name, value, baked, remark="it starts without the baked caches"))
-        elif name == "HF_HUB_OFFLINE" and value.lower() in ("0", "false", "off", "no", ""):
-            found.append(Difference(name, value or "empty", "1", remark="an online server names a hub model otherwise"))
+        elif name == "HF_HUB_OFFLINE" and value.lower() not in ON and _from_hub(told):
+            found.append(Difference(name, value, baked, remark="an online server names a hub model otherwise"))
         elif name in told.secrets:
             found.append(Difference(name, HIDDEN, HIDDEN, certain=False, remark="a secret: not compared"))
         elif adapter.enters(name, told.hashed):
@@ -158,6 +158,10 @@ def _environment(told: ServerManifest, adapter: Adapter, environment: Mapping[st
                 Difference(name, HIDDEN if secret else value, baked, certain=bool(told.hashed), remark="in its hash")
             )
     return found
+
+
+def _from_hub(told: ServerManifest) -> bool:
+    return any(not Words(told.server, one.arguments).model.startswith("/") for one in told.sets)
 
 
 def report(told: ServerManifest, differences: Sequence[Difference], hashes: Sequence[str]) -> list[str]:

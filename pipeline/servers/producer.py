@@ -5,11 +5,13 @@ cold start → warm starts until one writes nothing new → caches by kind → b
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -145,12 +147,12 @@ class ServerProducer:
         began = time.monotonic()
         placed = self.laid(_hf_home(job.client, job.image, self.words))
         order = self.order(ready=job.timeout / MOST / len(self.sets))
-        with log.step(f"start {self.name} up to {MOST * len(self.sets)} times"):
+        with room_for_caches(), log.step(f"start {self.name} up to {MOST * len(self.sets)} times"):
             watched = watch(
                 job.client, job.image, order, {path: text for one in placed for path, text in one.items()},
                 How(user="0:0", gpus=job.gpus), out=job.scratch / "watched", logfile=job.log,
             )  # fmt: skip
-        warm = self.described(watched, job.scratch / ROOT_FOLDER, placed, str(job.log))
+            warm = self.described(watched, job.scratch / ROOT_FOLDER, placed, str(job.log))
         return replace(warm, seconds=time.monotonic() - began)
 
     def prove(self, image: str, job: Job) -> Proof:
@@ -252,7 +254,7 @@ class ServerProducer:
         last = starts[-1][-1]
         if last.outcome == "ready":
             return
-        said = judge.why(last.tail(400))
+        said = judge.last_words(last) if last.outcome == "timeout" else judge.why(last.tail(400))
         which = _which(self.sets, len(starts) - 1)
         raise WarmUpError(
             f"{self.name}, start {len(starts[-1])}{which}: {last.message}" + (f": {said}" if said else ""),
@@ -267,6 +269,20 @@ class ServerProducer:
         if found is None or re.fullmatch(self.adapter.known, str(found)):
             return []
         return [f"{self.name} {found} is another version than this adapter was made for; it was tried all the same"]
+
+
+@contextlib.contextmanager
+def room_for_caches() -> Iterator[None]:
+    """Raise `WarmUpError` where a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise WarmUpError(
+            f"the caches cannot be kept: {error.strerror}: {error.filename or 'this disk'}",
+            hint="nothing was baked; make room, or let XDG_CACHE_HOME name another disk",
+        ) from error
 
 
 def manifest_of(entry: Path) -> ServerManifest:

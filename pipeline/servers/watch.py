@@ -332,13 +332,16 @@ def facts_of(order: Order) -> dict[str, Any]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Read the order, watch, write the result; 0 unless the result cannot be written."""
+    """Read the order, watch, write the result; 0 unless it cannot be written."""
     order_file, result_file = map(Path, words)
     try:
         result = watch(Order.read(json.loads(order_file.read_text(encoding="utf-8"))), result_file.parent)
+        result_file.write_text(json.dumps(result), encoding="utf-8")
     except run.ProgramMissing as error:
-        result = {"missing": error.message}
-    result_file.write_text(json.dumps(result), encoding="utf-8")
+        result_file.write_text(json.dumps({"missing": error.message}), encoding="utf-8")
+    except OSError as error:
+        log.line(f"what the starts wrote cannot be kept: {error}")
+        return 1
     return 0
 
 

@@ -29,6 +29,7 @@ _SIZES = (
 )
 _MOST_RANKS = 1024
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+ON = ("1", "true", "yes", "on")  # as huggingface_hub reads HF_HUB_OFFLINE
 _PATH = re.compile(r"(/[\w.+@ -]+)+/?")
 
 
@@ -156,6 +157,11 @@ def _check(words: Words) -> None:
         raise UsageError("SERVER_ARGS name no model", hint=hint)
     if not _PATH.fullmatch(words.model) and not _HUB_ID.fullmatch(words.model):
         raise UsageError(f"{words.model!r} is neither an absolute path nor a hub id", hint=hint)
+    if not words.model.startswith("/") and words.environment.get("HF_HUB_OFFLINE", "").lower() not in ON:
+        raise UsageError(
+            f"{words.model} is a hub id, and the start has no network",
+            hint="SERVER_ENV='HF_HUB_OFFLINE=1', as in production: an online server's hash names a hub model otherwise",
+        )
     if ".." in words.model.split("/"):
         raise UsageError(f"{words.model!r} has `..` in it", hint=hint)
     if "config" in words.options:

@@ -44,6 +44,7 @@ WARM = [
         "(Worker_TP0 pid=10) INFO 11-30 10:00:36 [backends.py:2] Directly load the compiled graph(s) from the cache",
     ),
 ]
+OFFLINE = "HF_HUB_OFFLINE=1"
 COMPILED = "/opt/warm/vllm/torch_compile_cache/ab12/rank_0_0/backbone"
 
 
@@ -70,7 +71,6 @@ def told(warm: Summary | None = None) -> ServerManifest:
     ("server", "arguments", "found", "ranks"),
     [
         ("vllm", "/mnt/models --tensor-parallel-size 2 --data_parallel_size=2", "/mnt/models", 4),
-        ("vllm", "--model meta-llama/Llama-3.1-8B -tp 2", "meta-llama/Llama-3.1-8B", 2),
         ("sglang", "--model-path /mnt/models/ --tp 4 --dp 4 --enable-dp-attention", "/mnt/models/", 4),
     ],
 )
@@ -103,6 +103,7 @@ def test_several_sets_of_arguments_stand_between_two_dashes() -> None:
         ("tgi", "--model /m", "", "no server"),
         ("vllm", "", "", "name no model"),
         ("vllm", "--model ./here", "", "neither an absolute path nor a hub id"),
+        ("vllm", "--model org/model", "HF_HUB_OFFLINE=0", "the start has no network"),
         ("vllm", "--model /mnt/../etc", "", r"\.\."),
         ("vllm", "--model '/mnt", "", "cannot be split"),
         ("vllm", "--model /m --config x.yaml", "", "--config"),
@@ -147,7 +148,7 @@ def test_the_command_is_as_in_production_but_for_address_weights_and_secrets() -
     ],
 )  # fmt: skip
 def test_how_to_run_the_image_is_said_with_its_words(arguments, entrypoint, options, shown) -> None:
-    assert ServerProducer((vllm(arguments),), {}, "tiny", "cpu").shown(entrypoint) == (options, shown)
+    assert ServerProducer((vllm(arguments, OFFLINE),), {}, "tiny", "cpu").shown(entrypoint) == (options, shown)
 
 
 # kinds
@@ -394,7 +395,6 @@ def test_the_manifest_survives_json() -> None:
         ("--model /mnt/models --max-num-seqs 32 --dtype float16", {}, "max_num_seqs 32, baked with 64"),
         ("--model /mnt/models --max-num-seqs 128", {"VLLM_API_KEY": "s3cret"}, "VLLM_API_KEY ***, baked without it"),
         ("--model /mnt/models --max-num-seqs 128", {"TRITON_CACHE_DIR": "/tmp/t"}, "it places a cache"),
-        ("--model /mnt/models --max-num-seqs 128", {"HF_HUB_OFFLINE": "0"}, "online"),
         ("--model /mnt/models --max-num-seqs 128", {kinds.COLD: "/tmp/c"}, "without the baked caches"),
     ],
 )
@@ -406,7 +406,14 @@ def test_explain_names_what_differs(arguments, environment, message) -> None:
 
 def test_explain_is_silent_where_nothing_of_the_key_differs() -> None:
     said = ["/mnt/models", "--max-num-seqs=128", "--port", "80", "--served-model-name", "x", "--seed", "3"]
-    assert manifest.explain(told(), said, {"VLLM_PORT": "1", "VLLM_X": "1"}) == ()
+    assert manifest.explain(told(), said, {"VLLM_PORT": "1", "VLLM_X": "1", "HF_HUB_OFFLINE": "0"}) == ()
+
+
+def test_explain_names_a_hub_model_that_is_asked_for_online() -> None:
+    hub = replace(told(), sets=(replace(told().sets[0], arguments=("org/m",)),), environment={"HF_HUB_OFFLINE": "1"})
+    assert manifest.explain(hub, ["org/m"], {"HF_HUB_OFFLINE": "true"}) == ()
+    (found,) = manifest.explain(hub, ["org/m"], {"HF_HUB_OFFLINE": "0"})
+    assert "HF_HUB_OFFLINE 0, baked with 1 (an online server" in str(found)
 
 
 # the model's files
@@ -417,10 +424,10 @@ def test_config_goes_to_the_models_path_or_into_a_hub_cache() -> None:
     assert json.loads(files["config.json"])["architectures"] == ["LlamaForCausalLM"]
     assert set(model.laid(vllm("--model /mnt/models/"), files, "/hf")) == {"/mnt/models/config.json"}
     commit = "0a" * 20
-    found = model.laid(vllm(f"--model org/m --revision {commit}"), files, "/hf")
+    found = model.laid(vllm(f"--model org/m --revision {commit}", OFFLINE), files, "/hf")
     assert f"/hf/hub/models--org--m/snapshots/{commit}/config.json" in found
     with pytest.raises(UsageError, match="commit"):
-        model.laid(vllm("--model org/m"), files, "/hf")
+        model.laid(vllm("--model org/m", OFFLINE), files, "/hf")
 
 
 def test_a_bundled_name_wins_over_a_folder_of_that_name(tmp_path, monkeypatch) -> None:
@@ -541,6 +548,12 @@ def test_a_start_that_fails_is_named(stand_in, mode, outcome, message) -> None:
     assert start.outcome == outcome
     assert message in start.message
     assert watch._below(os.getpid()) == set()
+
+
+def test_the_rank_that_hangs_fell_silent_first() -> None:
+    lines = [(3.0, "(Worker_TP1 pid=8) a"), (5.0, "(EngineCore pid=6) b"), (9.0, "(Worker_TP0 pid=7) c")]
+    assert judge.last_words(Start("timeout", lines=lines)) == "last words: Worker_TP1 after 3 s, Worker_TP0 after 9 s"
+    assert judge.last_words(Start("timeout", lines=lines[:2])) == ""
 
 
 def test_a_server_that_is_not_there(tmp_path) -> None:
