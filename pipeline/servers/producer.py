@@ -185,7 +185,10 @@ class ServerProducer:
             if start.outcome == "ready":
                 now, warm, cold = Summary.of(self.adapter, start), served.warm, served.cold
                 seconds[who] = {**now.seconds, "ready": now.ready}
-                log.note(f"{who}: ready after {now.ready:.1f} s (warm {warm.ready:.1f} s, cold {cold.ready:.1f} s)")
+                beside = (
+                    f"warm {warm.ready:.1f} s, ratio {now.ready / max(warm.ready, 0.1):.2f}; cold {cold.ready:.1f} s"
+                )
+                log.note(f"{who}: ready after {now.ready:.1f} s ({beside})")
                 for one in judge.by_kind(baked, warm, now):
                     log.note(str(one))
         checks = {"starts": len(starts), "kinds": len(baked)}
@@ -201,36 +204,18 @@ class ServerProducer:
             raise CacheRefused(f"{self.name} left no caches", details=watched.starts[-1][-1].tail())
         places = collect.lay(watched.pack, root, self.secrets)
         watched.pack.unlink()
-        notes = [*watched.notes, *_growing(watched.starts), *self._version(watched.facts)]
-        for note in notes:
-            log.warn(note)
         files, others = collect.written(start for some in watched.starts for start in some)
+        told = self._manifest(watched, placed, places, others)
+        for note in told.notes:
+            log.warn(note)
         if others:
             size = sum(others.values())
             log.note(f"{len(others)} files of no known kind are not baked ({size / 1e6:.1f} MB): see the manifest")
-        sizes: Counter[str] = Counter()
-        for (kind, _), size in places.items():
-            sizes[kind] += size
-        told = ServerManifest(
-            server=self.name,
-            environment=self.environment(),
-            secrets=tuple(sorted(self.words.secrets)),
-            versions=watched.facts.get("versions", {}),
-            hashed=tuple(watched.facts.get("hashed", ())),
-            device=str(watched.facts.get("gpu") or "cpu"),
-            sets=tuple(
-                Served(words.recorded(), model, *(Summary.of(self.adapter, some[at]) for at in (0, -1)))
-                for words, model, some in zip(self.sets, placed, watched.starts, strict=True)
-            ),
-            caches=dict(sizes),
-            not_baked=dict(sorted(others.items())[:200]),
-            notes=tuple(notes),
-        )
+        for line in told.table():
+            log.note(line)
         file = root / manifest.FILE.lstrip("/")
         write_json(file, told.to_json())
         collect.search(file.parent, self.secrets)
-        for line in told.table():
-            log.note(line)
         places[kinds.MANIFEST, kinds.PLACE] = file.stat().st_size
         site = str(watched.facts.get("site") or "")
         if site:
@@ -248,6 +233,32 @@ class ServerProducer:
             environment=told.environment,
             manifests=(manifest.FILE,),
             labels={"pipeline.server": f"{self.name} {version}".strip(), "pipeline.server.device": told.device},
+        )
+
+    def _manifest(
+        self,
+        watched: Watched,
+        placed: Sequence[Mapping[str, str]],
+        places: collect.Places,
+        others: Mapping[str, int],
+    ) -> ServerManifest:
+        sizes: Counter[str] = Counter()
+        for (kind, _), size in places.items():
+            sizes[kind] += size
+        return ServerManifest(
+            server=self.name,
+            environment=self.environment(),
+            secrets=tuple(sorted(self.words.secrets)),
+            versions=watched.facts.get("versions", {}),
+            hashed=tuple(watched.facts.get("hashed", ())),
+            device=str(watched.facts.get("gpu") or "cpu"),
+            sets=tuple(
+                Served(words.recorded(), model, *(Summary.of(self.adapter, some[at]) for at in (0, -1)))
+                for words, model, some in zip(self.sets, placed, watched.starts, strict=True)
+            ),
+            caches=dict(sizes),
+            not_baked=dict(sorted(others.items())[:200]),
+            notes=(*watched.notes, *_growing(watched.starts), *self._version(watched.facts)),
         )
 
     def _check(self, starts: Sequence[Sequence[Start]], logfile: str) -> None:
