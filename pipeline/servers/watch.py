@@ -40,6 +40,7 @@ _ASKS = frozenset({"--version", "-dumpversion", "-dumpmachine", "-v", "-V"})
 _NAMED = ("VLLM", "sglang")  # how the servers name their ranks
 _PR_SET_CHILD_SUBREAPER = 36
 
+Processes = dict[int, tuple[str, str, int]]  # number → name, state, number of its parent
 Files = dict[str, tuple[int, int]]  # path → size in bytes, time of last change in ns
 
 
@@ -232,7 +233,9 @@ class _Observer:
     def _look(self) -> None:
         now = self.past()
         ranks: dict[int, tuple[str, str]] = {}
-        for pid, (name, state, _) in _processes().items():
+        table = _processes()
+        for pid in _below(os.getpid(), table):
+            name, state, _ = table[pid]
             words = _words(pid)
             if name in _COMPILERS and self._seen.get(pid) != name:
                 if not words:
@@ -256,8 +259,8 @@ def _words(pid: int) -> list[str]:
         return []
 
 
-def _processes() -> dict[int, tuple[str, str, int]]:
-    """Name, state and parent of every process that can be seen here and runs."""
+def _processes() -> Processes:
+    """Every process that can be seen here and runs."""
     found = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -276,7 +279,7 @@ def _end(process: run.Process) -> None:
     """End the server as an orchestrator does, and then every process below us."""
     process.send_signal(signal.SIGTERM)
     until = time.monotonic() + _STOP
-    while (left := _below(os.getpid())) and time.monotonic() < until + _STOP:
+    while (left := _below(os.getpid(), _processes())) and time.monotonic() < until + _STOP:
         if process.poll() is not None or time.monotonic() > until:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -284,9 +287,8 @@ def _end(process: run.Process) -> None:
         time.sleep(_POLL)
 
 
-def _below(top: int) -> set[int]:
+def _below(top: int, table: Processes) -> set[int]:
     """All processes below one."""
-    table = _processes()
     found: set[int] = set()
     more = {top}
     while more:

@@ -137,14 +137,14 @@ while True:
 
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize(
-    ("sign", "outcome", "message"),
+    ("sign", "ready", "outcome", "message"),
     [
-        (signal.SIGKILL, "died", "VLLM::Worker_TP1 ended"),
-        (signal.SIGSTOP, "timeout", "VLLM::Worker_TP1 was stopped"),
+        (signal.SIGKILL, 900.0, "died", "VLLM::Worker_TP1 ended"),
+        (signal.SIGSTOP, 240.0, "timeout", "VLLM::Worker_TP1 was stopped"),
     ],
 )
 def test_a_rank_that_dies_or_hangs_is_named(
-    client: Any, tmp_path: Path, sign: signal.Signals, outcome: str, message: str
+    client: Any, tmp_path: Path, sign: signal.Signals, ready: float, outcome: str, message: str
 ) -> None:
     def hurt() -> None:
         while not (found := client.containers.list(filters={"label": f"{LABEL}={RUN}", "ancestor": IMAGE})):
@@ -152,7 +152,7 @@ def test_a_rank_that_dies_or_hangs_is_named(
         found[0].exec_run(["python3", "-c", HURT.replace("SIGNAL", str(int(sign)))], user="0:0")
 
     Thread(target=hurt, daemon=True).start()
-    found = start(client, TWO_RANKS, How(), tmp_path, ready=150.0, VLLM_CPU_OMP_THREADS_BIND="0|1")
+    found = start(client, TWO_RANKS, How(), tmp_path, ready=ready, VLLM_CPU_OMP_THREADS_BIND="0|1")
     assert found.outcome == outcome
     assert found.message.count("VLLM::Worker_TP1") == 1
     assert message in found.message

@@ -547,7 +547,7 @@ def test_a_start_that_fails_is_named(stand_in, mode, outcome, message) -> None:
     (start,) = stand_in(mode, ready=2.0 if mode == "hangs" else 30.0)
     assert start.outcome == outcome
     assert message in start.message
-    assert watch._below(os.getpid()) == set()
+    assert watch._below(os.getpid(), watch._processes()) == set()
 
 
 def test_the_rank_that_hangs_fell_silent_first() -> None:
