@@ -49,14 +49,20 @@ def merge_roots(roots: Sequence[tuple[str, Path]], out: Path) -> tuple[str, ...]
     conflicts: list[str] = []
     for name, root in roots:
         tree, findings = check_root(root)
-        unsound += [Finding(f"{name}: {f.where}" if f.where else name, f.what, f.hint) for f in findings]
+        for found in findings:
+            where = name if found.where in ("", shown(str(root))) else f"{name}: {found.where}"
+            unsound.append(Finding(where, found.what, found.hint))
         for stored in tree.keys:
             known = keys.setdefault(str(stored.key), (name, stored))
             conflicts += _conflict(known, (name, stored))
     if unsound:
-        raise MergeUnsound(f"not merged: {unsound[0]}", details=lines(unsound), hint=unsound[0].hint)
+        raise MergeUnsound(
+            f"refused: {unsound[0]}", details=lines(unsound) if len(unsound) > 1 else (), hint=unsound[0].hint
+        )
     if conflicts:
-        raise MergeConflict(f"not merged: {conflicts[0]}", details=conflicts, hint="keep one of the two")
+        raise MergeConflict(
+            f"not merged: {conflicts[0]}", details=conflicts if len(conflicts) > 1 else (), hint="keep one of the two"
+        )
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         made = Path(scratch) / "root"
         for key, (_, stored) in sorted(keys.items()):
@@ -110,7 +116,11 @@ def merge_files(files: Sequence[tuple[str, CacheFile]]) -> dict[str, Any]:
                 wrong.append(f"_records of {shown(space, 40)} differ in {name}")
         entries |= {key: entry for key, entry in file.entries.items() if key not in entries}
     if wrong:
-        raise MergeConflict(f"not merged: {wrong[0]}", details=wrong[:50], hint="merge files of one tuning run")
+        raise MergeConflict(
+            f"not merged: {wrong[0]}",
+            details=wrong[:50] if len(wrong) > 1 else (),
+            hint="merge files of one tuning run",
+        )
     return {
         METADATA: dict(first.metadata or {}),
         **({RECORDS: records} if records else {}),

@@ -63,7 +63,9 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--live needs an IMAGE, not a {location.kind}", hint="or give the record with --env")
     if arguments.rest or arguments.environment:
         if location.kind != "image":
-            raise UsageError(f"a server's arguments need an IMAGE, not a {location.kind}", hint="pull it first")
+            raise UsageError(
+                f"a server's arguments need an IMAGE, not a {location.kind}", hint="name the image that was warmed up"
+            )
         return _explain_server(arguments)
     if location.kind == "path":
         found = _explain_path(location.path, environment)

@@ -70,8 +70,8 @@ def reference(text: str) -> Reference:
     """The registry's side of a command. Raises `UsageError`."""
     from pipeline.registry.reference import Reference
 
-    if not text.startswith(SCHEME):
-        what = f"{text!r} does not begin with {SCHEME}" if text else "missing registry reference"
+    if text == SCHEME or not text.startswith(SCHEME):
+        what = "missing registry reference" if text in ("", SCHEME) else f"{text!r} does not begin with {SCHEME}"
         raise TargetUnknown(what, hint="oci://registry.example.com/caches:tag (make: OCI=…)")
     return Reference.in_registry(text.removeprefix(SCHEME))
 
@@ -85,7 +85,9 @@ def opened(text: str) -> Iterator[Path]:
     location = locate(text)
     if location.kind == "path":
         if not location.path.is_dir():
-            raise TargetUnknown(f"{text} is not a directory", hint="a cache root, an image, or oci://HOST/REPO:TAG")
+            what = f"{text} is not a directory" if location.path.exists() else f"there is no {text}"
+            hint = "a cache root, an image, or oci://HOST/REPO:TAG; cache inspect, diff and merge take cache files too"
+            raise TargetUnknown(what, hint=hint)
         yield above_key(location.path.resolve())
     elif location.kind == "image":
         with image_in_engine(text) as (client, image), unpacked(client, image) as root:

@@ -44,19 +44,20 @@ class Signer:
     transparency_log: bool = False
 
     def check(self) -> None:
-        """Look before anything is pushed, and open a key that is at hand.
+        """Look before anything is built or pushed: cosign opens the key, wherever that lies.
 
         Raises `PublishError` without cosign, `UsageError` for a key that cannot be used.
         """
         _cosign()
-        if _is_foreign(self.key):
+        if self.key == KEYLESS:
             return
-        check_key(self.key)
-        if PASSWORD not in os.environ:
-            raise UsageError(
-                f"{PASSWORD} is not set, and {printable(self.key)} is encrypted with it",
-                hint=f"export {PASSWORD}, empty where the key has no password",
-            )
+        if not _is_foreign(self.key):
+            check_key(self.key)
+            if PASSWORD not in os.environ:
+                raise UsageError(
+                    f"{PASSWORD} is not set, and {printable(self.key)} is encrypted with it",
+                    hint=f"export {PASSWORD}, empty where the key has no password",
+                )
         _public_key(self.key)
 
     def verifier(self, folder: Path) -> Verifier:
@@ -82,9 +83,9 @@ class Verifier:
 
     def check(self) -> None:
         """Raise `PublishError` without cosign, `UsageError` for a key, before anything is asked."""
-        if self.identity and (self.key or not self.issuer):
+        if bool(self.identity) != bool(self.issuer) or (self.identity and self.key):
             raise UsageError(
-                "--identity needs --issuer and excludes --key",
+                "--identity needs --issuer, --issuer needs --identity, and both exclude --key",
                 hint="--identity https://github.com/ORG/REPO/.github/workflows/release.yml@refs/heads/main "
                 "--issuer https://token.actions.githubusercontent.com",
             )
@@ -205,7 +206,8 @@ def _public_key(key: str) -> str:
         ).stdout
     except ProcessFailed as error:
         raise UsageError(
-            f"cosign cannot use {printable(key)}: {_last(error)}", hint=f"is {PASSWORD} its password?"
+            f"cosign cannot use {printable(key)}: {_last(error)}",
+            hint="`cosign public-key --key …` tries an address" if _is_foreign(key) else f"is {PASSWORD} its password?",
         ) from error
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.contract.errors import CacheRefused, PipelineError, PublishError
+from pipeline.contract.errors import CacheRefused, PipelineError, PublishError, UsageError
 from pipeline.contract.verdict import Verdict
 from pipeline.registry.errors import printable
 
@@ -54,7 +54,10 @@ def read(content: bytes, what: str) -> Verdict:
 
 
 def read_files(places: Iterable[Path]) -> tuple[Verdict, ...]:
-    """The verdicts in files, and in the `*.json` of folders; raise `CacheRefused` on one that is none."""
+    """The verdicts in files, and in the `*.json` of folders.
+
+    Raises `UsageError` for a file that cannot be read, `CacheRefused` for one that is no verdict.
+    """
     found: list[Verdict] = []
     for place in places:
         files = sorted(place.glob("*.json")) if place.is_dir() else [place]
@@ -68,21 +71,22 @@ def _read_file(path: Path) -> Verdict:
             raise CacheRefused(f"{path} is too large for a verdict")
         return read(path.read_bytes(), str(path))
     except OSError as error:
-        raise CacheRefused(
-            f"{path}: {error.strerror}", hint="`pipeline verify IMAGE --out FILE` writes a verdict where the GPU is"
+        raise UsageError(
+            f"{path}: {error.strerror}", hint="`pipeline verify IMAGE -o FILE` writes a verdict where the GPU is"
         ) from None
     except PipelineError as error:
         raise CacheRefused(f"{path}: {error.message}", hint="--verdict takes verdicts, and folders of them") from None
 
 
-def sufficient(own: Verdict, given: Sequence[Verdict]) -> tuple[Verdict, ...]:
+def sufficient(own: Verdict, given: Sequence[Verdict], absent: Iterable[Path] = ()) -> tuple[Verdict, ...]:
     """The verdicts that together prove every key of this very image, its own first.
 
-    Raise `PublishError` naming the keys that nobody replayed, and what keeps each of the others from counting.
+    Raise `PublishError` naming the keys that nobody replayed, what keeps each of the others from counting, and the
+    places (`absent`) that had none.
     """
     subject = Subject(own.identity, own.cache_diff_id, tuple(own.key.split(",")), tuple(own.manifest_sha256.split(",")))
     taken = [own] if own.replayed_keys() else []
-    against: list[str] = []
+    against = [f"{place} is not there" for place in absent]
     for one in given:
         why = mismatch(one, subject)
         if why:
@@ -95,6 +99,6 @@ def sufficient(own: Verdict, given: Sequence[Verdict]) -> tuple[Verdict, ...]:
             f"no replay verdict for {', '.join(missing)} in {own.identity[:19]}… ({own.device})",
             details=against,
             hint="build the same image where that device is (CACHE= bakes the same bytes), `pipeline verify IMAGE "
-            "--out FILE` there, and give that file with --verdict",
+            "-o FILE` there, and give that file with --verdict",
         )
     return tuple(taken)

@@ -81,13 +81,12 @@ class Evidence:
             )
 
 
-def examine(registry: Registry, reference: Reference, verifier: cosign.Verifier | None = None) -> Evidence:
-    """Look for all of it. Without a `verifier` signatures are `unchecked`.
+def examine(registry: Registry, reference: Reference, verifier: cosign.Verifier = cosign.Verifier()) -> Evidence:  # noqa: B008 - frozen
+    """Look for all of it. With a `verifier` of nobody signatures are `unchecked`.
 
     Raises `NotFound`, `InvalidResponse` where it is no image, what `Verifier.check` raises, and what a registry that
     fails raises.
     """
-    verifier = verifier or cosign.Verifier()
     verifier.check()
     index = read_image(registry, reference.repository, reference.target)
     look = _Look(registry, reference, index, verifier)

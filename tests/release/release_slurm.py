@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import release_debian
@@ -88,10 +89,15 @@ class Slurm:
         return {number: (state, reason) for number, state, reason in rows}
 
     def hurry(self) -> None:
-        """Slurm lets what was requeued wait for two minutes: let it start now."""
-        for number, (state, reason) in self.queue().items():
-            if state == "PENDING" and reason == "BeginTime":
-                subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], env=self.env, check=False)
+        """Slurm lets what was requeued wait for two minutes: let it start in some seconds.
+
+        Not at once: a node takes no job in the second in which it ended it ("already killed, do not launch"; seen).
+        """
+        for line in self.call("squeue", "--array", "-h", "-t", "PENDING", "-o", "%i|%r|%S").splitlines():
+            number, reason, start = line.split("|")
+            if reason == "BeginTime" and datetime.fromisoformat(start) - datetime.now() > timedelta(seconds=10):
+                update = ["scontrol", "update", f"JobId={number}", "StartTime=now+4"]
+                subprocess.run(update, env=self.env, check=False, timeout=60)
 
     def until(self, reached: Callable[[], bool], seconds: float) -> None:
         """Wait until something is so; nothing that was requeued waits for long."""

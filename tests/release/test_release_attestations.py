@@ -235,6 +235,7 @@ def test_a_hostile_image_is_one_error_of_publishing(change, plain, tmp_path, mon
         (("HOST/none:x", "--key", "/none/cosign.pub"), Exit.USAGE, "no key file"),
         (("HOST/none:x", "--key", "env://UNSET_FOR_SURE"), Exit.USAGE, "is not set"),
         (("HOST/none:x", "--identity", "me@example.com"), Exit.USAGE, "needs --issuer"),
+        (("HOST/none:x", "--issuer", "https://issuer.example.com"), Exit.USAGE, "needs --identity"),
     ],
 )
 def test_bad_input_is_one_line(words, code, what, plain, keys, pipeline):
@@ -252,6 +253,8 @@ def test_signing_says_what_is_wrong(plain, keys, tmp_path, monkeypatch):
             cosign.sign(registry, name, Signer(str(private)))
         with pytest.raises(UsageError, match="cosign cannot use") as early:
             Signer(str(private)).check()
+        with pytest.raises(UsageError, match="unrecognized scheme"):  # before anything is built
+            Signer("nokms://key").check()
         assert "not the password" not in str(early.value) + str(caught.value) + "".join(caught.value.details)
         assert not cosign.has_signature(registry, name)
         monkeypatch.delenv("COSIGN_PASSWORD")

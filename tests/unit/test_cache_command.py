@@ -184,6 +184,21 @@ def test_files_of_several_ranks_become_one(capsys, tmp_path):
     assert code == 7 and "gpu: NVIDIA H200 in" in err and not (tmp_path / "no.json").exists()
 
 
+def test_what_a_command_does_not_take_is_named(capsys, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for words, code, said in (
+        (("merge", A, tmp_path / "none.json", "-o", tmp_path / "out"), 2, "none.json is none"),
+        (("merge", A, tmp_path / "empty", "-o", tmp_path / "out"), 2, "is a file, and"),
+        (("ls", tmp_path / "none"), 2, "there is no"),
+        (("ls", A), 2, "is not a directory"),
+        (("inspect", A, "--key", "ab"), 2, "--key chooses among several"),
+        (("inspect", tmp_path / "empty"), 7, "has no cache"),
+        (("export", tmp_path / "empty", "-o", tmp_path / "out"), 7, "empty: has no cache"),
+    ):
+        found, _, err = run(capsys, *words)
+        assert found == code and said in err.splitlines()[0] and "\nhint: " in err, err
+
+
 # ls, inspect and rm
 
 

@@ -210,8 +210,9 @@ def test_a_replay_here_or_where_the_gpu_is_proves_an_image() -> None:
     assert verdicts.sufficient(own, [verdict()]) == (own,), "another that says the same adds nothing"
     static, theirs = verdict(level="static"), verdict(device="another name")
     assert verdicts.sufficient(static, [verdict(identity="sha256:" + "0" * 64), theirs]) == (theirs,)
-    with pytest.raises(PublishError):
-        verdicts.sufficient(static, [static])
+    with pytest.raises(PublishError) as caught:
+        verdicts.sufficient(static, [static], [Path("verdicts/h200")])
+    assert caught.value.details == ("verdicts/h200 is not there",)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +250,7 @@ def test_verdicts_are_read_from_files_and_folders(tmp_path: Path) -> None:
         (tmp_path / name).write_text(content)
         with pytest.raises(CacheRefused, match=name):
             verdicts.read_files([tmp_path / name])
-    with pytest.raises(CacheRefused, match="No such file"):
+    with pytest.raises(UsageError, match="No such file"):
         verdicts.read_files([tmp_path / "none.json"])
 
 

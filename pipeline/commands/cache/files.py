@@ -85,14 +85,17 @@ def execute_inspect(arguments: argparse.Namespace) -> int:
 
 
 def _described(place: Path, key: str = "") -> list[dict[str, Any]]:
-    """Each key below a root, or the one file, as JSON values. Raises `UsageError` where none fits."""
+    """Each key below a root, or the one file, as JSON values. Raises `UsageError` or `NoCacheInImage` where none is."""
     if not place.is_dir():
+        if key:
+            raise UsageError(f"{place} is one file, and --key chooses among several", hint="leave --key out")
         file = inspect_cache(place)
         return [{"key": "", "manifest": None, **_contents(file), "findings": [str(one) for one in file.findings]}]
     keys = [one for one in walk(place).keys if one.key.hash.startswith(key)]
+    if key and not keys:
+        raise UsageError(f"no key there begins with {key!r}", hint="`pipeline cache ls` lists keys")
     if not keys:
-        what = f"no key there begins with {key!r}" if key else f"{shown(str(place))} has no cache"
-        raise UsageError(what, hint="a cache root has <version>/<arch>/<hash>/; `pipeline cache ls` lists keys")
+        raise NoCacheInImage(f"{shown(str(place))} has no cache", hint="a cache root has <version>/<arch>/<hash>/")
     return [
         {
             "key": str(one.key),
@@ -195,7 +198,13 @@ def configure_merge(parser: argparse.ArgumentParser) -> None:
 def execute_merge(arguments: argparse.Namespace) -> int:
     """Write the union; print its keys."""
     out: Path = arguments.output
-    if all(Path(name).is_file() for name in arguments.inputs):
+    files = [name for name in arguments.inputs if Path(name).is_file()]
+    others = [name for name in arguments.inputs if name not in files]
+    if files and others:
+        raise UsageError(
+            f"{files[0]} is a file, and {others[0]} is none", hint="merge files with files, roots with roots"
+        )
+    if files:
         value = merge_files([(name, read_cache(Path(name), where=name)) for name in arguments.inputs])
         write_file(value, out)
         log.note(f"{out}: {sum(1 for key in value if not key.startswith('_'))} entries")
