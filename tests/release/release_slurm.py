@@ -93,9 +93,11 @@ class Slurm:
 
         Not at once: a node takes no job in the second in which it ended it ("already killed, do not launch"; seen).
         """
-        for line in self.call("squeue", "--array", "-h", "-t", "PENDING", "-o", "%i|%r|%S").splitlines():
-            number, reason, start = line.split("|")
-            if reason == "BeginTime" and datetime.fromisoformat(start) - datetime.now() > timedelta(seconds=10):
+        for number, (state, reason) in self.queue().items():
+            if (state, reason) != ("PENDING", "BeginTime"):
+                continue
+            begins = self.job(number)["EligibleTime"]
+            if begins != "Unknown" and datetime.fromisoformat(begins) - datetime.now() > timedelta(seconds=10):
                 update = ["scontrol", "update", f"JobId={number}", "StartTime=now+4"]
                 subprocess.run(update, env=self.env, check=False, timeout=60)
 

@@ -100,3 +100,35 @@ def test_github_makes_its_jobs_of_the_cells_that_are_missing() -> None:
     }  # fmt: skip
     assert "!= '[]'" in cell["if"], "an empty matrix is an error"
     assert finish["needs"] == ["cells", "cell"] and "!cancelled()" in finish["if"], "also when a cell failed"
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "words", "requeued"),
+    [
+        ({"SLURM_JOB_GPUS": "0,2"}, 0, ["--gpus", "0,2", "--require-idle"], False),
+        ({}, 8, [], True),
+        ({"SLURM_RESTART_COUNT": "2"}, 8, [], True),
+        ({"SLURM_RESTART_COUNT": "3"}, 8, [], False),
+        ({}, 6, [], False),
+    ],
+)
+def test_a_cell_of_slurm_uses_the_gpus_of_its_job_and_comes_back_when_the_registry_was_away(
+    given: dict[str, str], code: int, words: list[str], requeued: bool, tmp_path: Path
+) -> None:
+    """Without Slurm: what it starts and asks for. (No GPU was used; which CPU cells do is tested with a real Slurm.)"""
+    log, python, scontrol = tmp_path / "log", tmp_path / ".venv/bin/python", tmp_path / "bin/scontrol"
+    for program, ends in ((python, code), (scontrol, 0)):
+        program.parent.mkdir(parents=True)
+        program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" END >> {log}\nexit {ends}\n')
+        program.chmod(0o755)
+    (tmp_path / "words").write_text("--matrix\nrelease.toml\n")
+    (tmp_path / "cells").write_text("a\nb c\n")
+    env = {"WORK": str(tmp_path), "CELLS": "cells", "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_JOB_ID": "7", **given}
+    done = subprocess.run(
+        ["bash", EXAMPLES / "slurm" / "cell.sbatch"], cwd=tmp_path, check=False, capture_output=True, text=True,
+        env={**env, "PATH": f"{tmp_path}/bin:/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    started = ["-m", "pipeline", "release", "run", "--matrix", "release.toml", *words, "--cell", "b c", "END"]
+    assert log.read_text().splitlines() == [*started, *(["requeue", "7_2", "END"] if requeued else [])]
+    assert parser_for(started[2:-1]).parse_args(started[2:-1]).gpus == given.get("SLURM_JOB_GPUS", "")
