@@ -14,8 +14,6 @@ from pipeline.contract.commandline import path
 from pipeline.contract.errors import Exit, UsageError
 from pipeline.contract.text import pluralize, without_login
 
-_LARGEST = 4 << 20  # bytes of a Dockerfile
-
 
 def _add_root(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", type=path, default=Path(), metavar="DIR", help="the tree (default: here)")
@@ -198,15 +196,12 @@ def execute_args(arguments: argparse.Namespace) -> int:
     from pipeline import log
     from pipeline.versions.dockerfile import read
     from pipeline.versions.findings import printable
+    from pipeline.versions.requirements import read_bytes
 
     rows, lines, problems = [], [], []
     for file in arguments.files:
         try:
-            if file.exists() and not file.is_file():
-                raise OSError(0, "no ordinary file")
-            if file.stat().st_size > _LARGEST:
-                raise OSError(0, "larger than 4 MiB")
-            text = file.read_bytes().decode()
+            text = read_bytes(file).decode()
         except UnicodeDecodeError:
             problems.append(f"{file}: is not UTF-8")
             continue

@@ -18,7 +18,7 @@ from .findings import Finding
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _OPTION = re.compile(r"(-[a-z]|--[a-z-]+)[\s=]*(.*)")
-_LARGEST = 4 << 20  # bytes
+LARGEST = 4 << 20  # bytes of a file that is read
 _ARCHIVE = re.compile(r"\.(whl|zip|tar\.gz|tar\.bz2|tar\.xz|tgz)$")
 _EGG = re.compile(r"[#&]egg=([A-Za-z0-9][-A-Za-z0-9._]*)")
 _BOMS = (
@@ -89,11 +89,7 @@ def read(
         return result
     result.read.add(place.resolve())
     try:
-        if not place.is_file():
-            raise OSError(0, "no ordinary file" if place.exists() else "no such file")
-        if place.stat().st_size > _LARGEST:
-            raise OSError(0, "larger than 4 MiB")
-        found = read_text(decode(place.read_bytes()), path)
+        found = read_text(decode(read_bytes(place)), path)
     except UnicodeError:
         result.problems.append(Finding(path, 0, "is text neither in UTF-8 nor in UTF-16", "pin"))
         return result
@@ -152,6 +148,17 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
         joined, first = [], 0
     if content := _COMMENT.sub("", "".join(joined)).strip():
         yield first, content
+
+
+def read_bytes(place: Path) -> bytes:
+    """The content of an ordinary file; raise `OSError` with the reason. A FIFO is not waited for."""
+    if place.exists() and not place.is_file():
+        raise OSError(0, "no ordinary file")
+    with place.open("rb") as stream:
+        data = stream.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise OSError(0, "larger than 4 MiB")
+    return data
 
 
 def decode(data: bytes) -> str:

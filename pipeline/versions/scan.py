@@ -21,10 +21,9 @@ from .dockerfile import Arg
 from .dockerfile import read as read_dockerfile
 from .findings import Finding
 from .lock import target
-from .requirements import Pin, decode, read, read_text
+from .requirements import LARGEST, Pin, decode, read, read_bytes, read_text
 from .source import Versions, canonical
 
-_LARGEST = 4 << 20  # bytes of a file that is read
 _FOLDERS = ("docker", "requirements")
 _BESIDE = ("Dockerfile*", "*.Dockerfile", "docker-bake*", "requirements*.txt", "requirements*.in", "constraints*.txt")
 _PASSED_OVER = ("*.md", "*.j2", "*.lock", "*.dockerignore", "versions.json")
@@ -123,13 +122,9 @@ def _bytes(root: Path, path: str, result: Scan) -> bytes | None:
     try:
         if not place.resolve().is_relative_to(root.resolve()):
             raise OSError(0, "a link out of the tree")
-        if not place.is_file():
-            raise OSError(0, "no ordinary file")
-        if place.stat().st_size > _LARGEST:
-            if not _is_read(path):
-                return None
-            raise OSError(0, "larger than 4 MiB")
-        data = place.read_bytes()
+        if not _is_read(path) and place.is_file() and place.stat().st_size > LARGEST:
+            return None
+        data = read_bytes(place)
     except (OSError, RuntimeError) as error:  # RuntimeError: a link in a circle
         why = error.strerror if isinstance(error, OSError) else "a link in a circle"
         result.findings.append(Finding(path, 0, f"cannot be read: {why}", "read"))

@@ -26,6 +26,7 @@ from pipeline.contract.errors import UsageError
 from pipeline.contract.text import pluralize
 
 from .findings import Finding, suggest
+from .requirements import read_bytes
 
 FILE = "versions.json"
 REFERENCE = re.compile(r"\$\{([^}]*)\}")
@@ -166,9 +167,7 @@ def load(root: Path, file: str = FILE) -> Versions:
     """Read a versions file below `root`; raise `SourceInvalid` with every problem in it, each with its line."""
     path = root / file
     try:
-        if path.exists() and not path.is_file():
-            raise OSError(0, "no ordinary file")
-        data = path.read_bytes()
+        data = read_bytes(path)
     except FileNotFoundError:
         what = f"there is no {file} in {root}" if root.is_dir() else f"there is no folder {root}"
         raise _invalid(file, [(0, what)]) from None
