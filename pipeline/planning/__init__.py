@@ -1,4 +1,4 @@
-"""Model + layout + versions → Plan. Standard library only at import; needs no Docker Engine, torch or GPU."""
+"""Model + layout + versions → Plan. Needs no Docker Engine, torch or GPU."""
 
 from __future__ import annotations
 

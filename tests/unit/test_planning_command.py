@@ -208,13 +208,3 @@ def test_settings_that_the_hub_s_client_does_not_take_are_said(tmp_path, name, v
     error, hint = done.stderr.splitlines()
     assert f"{name}={value!r}" in error and "hf_secret" not in done.stderr
     assert "a path to a config.json" in hint
-
-
-def test_planning_imports_only_the_standard_library():
-    code = (
-        "import sys; import pipeline.planning.cli, pipeline.planning.report;"
-        "print([m for m in sys.modules if m.split('.')[0] in "
-        "('pydantic', 'huggingface_hub', 'packaging', 'jinja2', 'docker', 'torch', 'rich', 'requests')])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
