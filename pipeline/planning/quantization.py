@@ -270,6 +270,12 @@ def read_quantization(config: Mapping[str, object], problems: Problems) -> Quant
         )
         return Quantization()
     groups = _groups(method, value)
+    if not groups and not {"quant_algo", "config_groups"} & set(
+        value
+    ):  # there and empty: the KV cache alone is quantized
+        problems.add(
+            f"config.json: quantization_config of {shown(method, 60)} has neither quant_algo nor config_groups"
+        )
     lists = {key: tuple(_strings(value.get(key))) for key in _IGNORED}
     targets = tuple(name for names, _ in groups if names for name in names.patterns)
     for key, names in {**lists, "config_groups": targets}.items():

@@ -298,6 +298,8 @@ def test_a_deepseek_that_says_that_all_its_layers_are_dense_is_planned(tmp_path)
         ({"model_type": "acme_vl", "text_config": {"model_type": None}}, r"'acme_vl' .* \(its text_config names none\)"),
         (dict(find_model("tiny").config) | {"num_key_value_heads": 3}, r"heads \(4\) must be divisible by num_key_value"),
         (dict(find_model("tiny").config) | {"quantization_config": {"load_in_4bit": True}}, "has no quant_method"),
+        *((dict(find_model("tiny").config) | {"quantization_config": {"quant_method": method}}, f"of {method} has neither")
+          for method in ("modelopt", "compressed-tensors")),
     ],
 )  # fmt: skip
 def test_one_thing_wrong_is_one_line(tmp_path, config, message):
@@ -463,7 +465,8 @@ def test_an_expression_that_may_never_end_is_refused_by_name(expression, why):
     groups = {"a": {**group(**F8), "targets": [f"re:{expression}"]}}
     for field, value in (("ignore", [f"re:{expression}"]), ("config_groups", groups)):
         problems = Problems()
-        read_quantization({"quantization_config": tensors("compressed-tensors", **{field: value})}, problems)
+        config = {"config_groups": {}, field: value}
+        read_quantization({"quantization_config": tensors("compressed-tensors", **config)}, problems)
         ((message, hint),) = problems.found
         assert message.startswith(f"config.json: quantization_config.{field} names 're:") and why in message and hint
 
