@@ -170,7 +170,9 @@ def load(root: Path, file: str = FILE) -> Versions:
         data = read_bytes(path)
     except FileNotFoundError:
         what = f"there is no {file} in {root}" if root.is_dir() else f"there is no folder {root}"
-        raise _invalid(file, [(0, what)]) from None
+        missing = _invalid(file, [(0, what)])
+        missing.hint = "run it where versions.json is, or name that folder: --root DIR"
+        raise missing from None
     except OSError as error:
         raise _invalid(file, [(0, f"cannot be read: {error.strerror}")]) from None
     return read(data, file)
