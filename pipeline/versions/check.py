@@ -79,7 +79,7 @@ def agreement(
 def templates(root: Path, versions: Versions) -> list[scan.Occurrence]:
     """Lines of templates that name a version."""
     found = []
-    for path in sorted((root / FOLDER).rglob("*.j2")):
+    for path in sorted(path for path in (root / FOLDER).rglob("*.j2") if path.is_file()):
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1):
             for name in dict.fromkeys(re.findall(r"\b[A-Za-z_]\w*\b", line) if "{{" in line or "{%" in line else ()):
                 if name in versions:

@@ -19,6 +19,7 @@ from pipeline.contract.files import write_whole
 from pipeline.contract.text import pluralize
 
 from .findings import Finding, printable, suggest
+from .requirements import read_bytes
 from .source import FILE, Versions, WrittenInvalid
 
 FOLDER = "templates"
@@ -59,7 +60,7 @@ def render(root: Path, versions: Versions) -> dict[str, bytes]:
     for name in sorted(path.relative_to(root / FOLDER).as_posix() for path in (root / FOLDER).rglob(f"*{END}")):
         place = f"{FOLDER}/{name}"
         try:
-            text = (root / place).read_text(encoding="utf-8")
+            text = read_bytes(root / place).decode()
             unknown = meta.find_undeclared_variables(environment.parse(text, name)) - set(versions)
             for word in sorted(unknown):
                 line = next((n for n, row in enumerate(text.split("\n"), 1) if re.search(rf"\b{word}\b", row)), 0)
@@ -117,7 +118,7 @@ def compare(root: Path, files: Mapping[str, bytes]) -> list[Finding]:
     findings = []
     for path, wanted in files.items():
         try:
-            found = (root / path).read_bytes()
+            found = read_bytes(root / path)
         except FileNotFoundError:
             findings.append(Finding(path, 0, "is missing; `pipeline versions sync` writes it", "render"))
             continue

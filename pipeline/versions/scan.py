@@ -105,7 +105,7 @@ def scan(root: Path, versions: Versions, *, rendered: Mapping[str, bytes] | None
         elif _is_requirements(path):
             found = read_text(text, path) if rendered and path in rendered else read(root, path)
             scanner.pins([pin for pin in found.pins if pin.path == path])
-            result.findings += [problem for problem in found.problems if problem.path == path]
+            result.findings += found.problems  # also of what it includes: a circle is closed there
             scanner.text(path, re.sub(r"(?m)^[^-].*", "", text))  # options: addresses of indexes
         elif _is_dockerfile(path):
             scanner.dockerfile(path, text)

@@ -240,6 +240,14 @@ def test_usages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "`pipeline versions usages TORCH_VERSION`" in capsys.readouterr().err
 
 
+def test_a_circle_of_includes_is_found_in_each_of_its_files(tmp_path: Path) -> None:
+    found = findings(tmp_path, {"requirements/a.txt": "-r b.txt\nsix==1.0\n", "requirements/b.txt": "-r a.txt\n"})
+    assert found == [
+        "requirements/a.txt:1: includes itself: requirements/b.txt -> requirements/a.txt -> requirements/b.txt",
+        "requirements/b.txt:1: includes itself: requirements/a.txt -> requirements/b.txt -> requirements/a.txt",
+    ]
+
+
 def test_what_is_no_ordinary_file_is_a_finding_and_not_waited_for(tmp_path: Path) -> None:
     root = tree(tmp_path / "tree", {"requirements/a.txt": "six==1.0\n"})
     plant(tmp_path, {"outside/Dockerfile": "ARG TORCH_VERSION=1\nFROM scratch\n"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,11 @@ def test_a_bad_template_has_its_place(
     assert any(line.startswith(expected) for line in capsys.readouterr().out.splitlines())
     assert main(["versions", "sync", "--root", str(root)]) == 2
     assert not (root / "docker").exists()
+
+
+@pytest.mark.parametrize("path", ["templates/Dockerfile.j2", "docker/Dockerfile"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root = plant(tmp_path, {name: text for name, text in {**TEMPLATED, "docker/x": ""}.items() if name != path})
+    os.mkfifo(root / path)
+    assert main(["versions", "check", "--root", str(root)]) in (2, 3)
+    assert f"{path}: cannot be read: no ordinary file" in capsys.readouterr().out
