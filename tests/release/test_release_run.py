@@ -59,7 +59,7 @@ class Host:
                 Request(
                     self.folder,
                     cell.model,
-                    first=SimpleNamespace(layout=Layout(cell.tp)),
+                    plan=SimpleNamespace(layout=Layout(cell.tp)),
                     device="cuda" if cell.gpus else "cpu",
                 ),
                 sha256_bytes(cell.name.encode()),
@@ -270,8 +270,3 @@ def test_what_a_servers_start_made_is_released_by_its_second_start(host, registr
     assert statuses(again) == ["released"]
     unproven = examine(registry, host.place.at(done.summary().rows[0].digest), Verifier(str(other_keys[1])))
     assert {a.name for a in unproven.answers if a.state == "wrong"} == {"signature", "verdict", "sbom", "server"}
-
-
-def test_cells_with_one_tag_are_refused_first(host):
-    with pytest.raises(UsageError, match="would have the same tag latest"):
-        host.release(host.cell("a"), host.cell("b"), floating=("latest",))
