@@ -129,7 +129,7 @@ COMMANDS: Mapping[str, Command | Group] = {
             "rm": Command(
                 "cache.store",
                 "remove caches from the host's store",
-                ("--older-than 30 --dry-run", "--unused", "--max-size 2G"),
+                ("--older-than 30 --dry-run", "--unused"),
             ),
         },
     ),

@@ -156,9 +156,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cache rm`."""
     parser.add_argument("entries", nargs="*", metavar="ENTRY", help="an entry of the store, or the start of its name")
     parser.add_argument("--older-than", type=_days, metavar="DAYS", help="entries made longer ago")
-    parser.add_argument(
-        "--max-size", type=_bytes, metavar="SIZE", help="unused entries, then the oldest ones, until the rest fits"
-    )
     parser.add_argument("--unused", action="store_true", help="entries that no image here was baked from")
     parser.add_argument("--dry-run", action="store_true", help="say what would go, and remove nothing")
 
@@ -170,26 +167,17 @@ def _days(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is not a number of days")
 
 
-def _bytes(text: str) -> int:
-    units = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
-    number = text.rstrip("kKmMgG")
-    unit = text[len(number) :].lower()
-    if number.isdecimal() and unit in units:
-        return int(number) * units[unit]
-    raise argparse.ArgumentTypeError(f"{text!r} is not a size: 500M, 2G")
-
-
 def execute(arguments: argparse.Namespace) -> int:
     """Remove what was chosen; print a line for each."""
     from pipeline import log
 
-    filters = arguments.older_than is not None or arguments.max_size is not None or arguments.unused
+    filters = arguments.older_than is not None or arguments.unused
     if bool(arguments.entries) == filters:
         raise UsageError(
             "name entries, or give filters; not both" if filters else "name an entry, or give at least one filter",
-            hint="`pipeline cache ls` names entries; filters: --older-than DAYS, --max-size SIZE, --unused",
+            hint="`pipeline cache ls` names entries; filters: --older-than DAYS, --unused",
         )
-    chosen = [(one, "named") for one in _named(arguments.entries)] or _filtered(arguments)
+    chosen = [(one, "named") for one in _named(arguments.entries)] or list(_filtered(arguments))
     for entry, why in chosen:
         print(f"{entry.place.name}  {entry.size} bytes  {why}")
         if not arguments.dry_run:
@@ -212,19 +200,18 @@ def _named(names: Sequence[str]) -> list[StoreEntry]:
     return list(found.values())
 
 
-def _filtered(arguments: argparse.Namespace) -> list[tuple[StoreEntry, str]]:
-    from pipeline import log
+def _filtered(arguments: argparse.Namespace) -> Iterator[tuple[StoreEntry, str]]:
+    """Entries that are too old, or that no image was baked from, and why each goes.
 
-    try:
-        used = used_marks()
-    except DockerError as error:
-        if arguments.unused:
-            raise
-        log.note(f"{error.message}: age alone decides")
-        used = set()
-    return select(
-        stored(), older_than=arguments.older_than, max_size=arguments.max_size, unused=arguments.unused, used=used
-    )
+    What was kept within the last hour counts as used: a build may have yet to make its image.
+    """
+    used = used_marks() if arguments.unused else set()
+    for entry in stored():
+        age = (time.time() - entry.kept) / _DAY
+        if arguments.older_than is not None and age > arguments.older_than:
+            yield entry, f"{age:.1f} days old"
+        elif arguments.unused and time.time() - entry.kept >= _YOUNG and not entry.marks() & used:
+            yield entry, "no image was baked from it"
 
 
 def used_marks() -> set[str]:
@@ -247,36 +234,6 @@ def used_marks() -> set[str]:
             for image in client.images.list(filters={"label": label})
         ]
         return {one for text in named for one in text.split(",") if one}  # an image may have several
-
-
-def select(
-    entries: Sequence[StoreEntry], *, older_than: float | None, max_size: int | None, unused: bool, used: set[str]
-) -> list[tuple[StoreEntry, str]]:
-    """Which entries go and why: too old (days), unused, and then until the rest fits `max_size` bytes.
-
-    To fit a size those go first that no image was baked from (`used`: marks of images), of each kind the oldest
-    first. What was kept within the last hour counts as used: a build may have yet to make its image.
-    """
-    chosen: list[tuple[StoreEntry, str]] = []
-    rest: list[StoreEntry] = []
-    baked = {entry.place for entry in entries if entry.marks() & used}
-    in_use = baked | {entry.place for entry in entries if time.time() - entry.kept < _YOUNG}
-    for entry in entries:
-        age = (time.time() - entry.kept) / _DAY
-        if older_than is not None and age > older_than:
-            chosen.append((entry, f"{age:.1f} days old"))
-        elif unused and entry.place not in in_use:
-            chosen.append((entry, "no image was baked from it"))
-        else:
-            rest.append(entry)
-    if max_size is not None:
-        left = sum(entry.size for entry in rest)
-        for entry in sorted(rest, key=lambda one: one.place in in_use):
-            if left <= max_size:
-                break
-            chosen.append((entry, f"the store has {left} bytes, more than {max_size}"))
-            left -= entry.size
-    return [(entry, f"{why}; an image has it" if entry.place in baked else why) for entry, why in chosen]
 
 
 def remove(entry: StoreEntry) -> None:
