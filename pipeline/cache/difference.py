@@ -16,7 +16,7 @@ from pipeline.contract.manifest import Manifest
 from pipeline.contract.text import shown
 
 from .entrykey import op_and_runner, parse_key
-from .otherkeys import second_keys, told
+from .otherkeys import second_keys, second_keys_note
 from .read import CacheFile, Entry
 
 _MOST = 200  # differing entries shown to people; all of them are in the JSON
@@ -140,9 +140,9 @@ class Difference:
                 said.append(f"only in {name}:")
                 said += [f"  {_only(key, self.only_b if name == 'a' else self.only_a)}" for key in keys[:_MOST]]
         if self.twice_a == self.twice_b:
-            return said + [f"counted once: in each, {line}" for line in [told(self.twice_a)] if line]
+            return said + [f"counted once: in each, {line}" for line in [second_keys_note(self.twice_a)] if line]
         for name, count in (("a", self.twice_a), ("b", self.twice_b)):
-            said += [f"in {name}, {line}" for line in [told(count)] if line]
+            said += [f"in {name}, {line}" for line in [second_keys_note(count)] if line]
         return said
 
 

@@ -23,7 +23,7 @@ from .environment import Environment
 from .finding import Finding
 from .integrity import check
 from .judge import Judgement, judge, judge_source, severity
-from .otherkeys import second_keys, told
+from .otherkeys import second_keys, second_keys_note
 from .read import CacheFile, inspect_cache
 from .tree import Stored, Tree, manifest_beside
 
@@ -194,7 +194,7 @@ def _answer(
     if wild:
         notes.append(f"not compared, since the file says '*': {', '.join(map(shown, wild))}")
     if file is not None and (twice := second_keys(file.entries)):
-        notes.append(told(len(twice)))
+        notes.append(second_keys_note(len(twice)))
     used = judgement.verdict == "ok" and file is not None
     return Answer(
         name=name,

@@ -59,7 +59,7 @@ def second_keys(entries: Mapping[str, Entry]) -> frozenset[str]:
     )
 
 
-def told(more: int) -> str:
+def second_keys_note(more: int) -> str:
     """A sentence about the answers that stand in a file a second time; empty where there are none."""
     if not more:
         return ""

@@ -23,7 +23,7 @@ _MOST = 1000  # keys looked at
 
 
 @dataclass(frozen=True)
-class Half:
+class HostInfo:
     """The host half of an environment: visible GPU names in order, or for a CPU its facts as the tuner records them."""
 
     gpus: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Baked:
         """What it was tuned for, in words."""
         return ", ".join(dict.fromkeys(self.gpus)) or self.cpu.get("model", "an unknown device")
 
-    def misfit(self, here: Half) -> str:
+    def mismatch(self, here: HostInfo) -> str:
         """Why it does not fit a host; empty where it does."""
         for name, value in self.cpu.items():
             found = here.cpu.get(name, "")
@@ -131,7 +131,7 @@ def _size(path: Path) -> int:
         return -2
 
 
-def choose(baked: Sequence[Baked], here: Half, wanted: str = "") -> tuple[Baked | None, str]:
+def choose(baked: Sequence[Baked], here: HostInfo, wanted: str = "") -> tuple[Baked | None, str]:
     """The key to use, or None and why not, in one line.
 
     `wanted` names one key, whole or by the first characters of its hash. Where several fit, the one tuned with as
@@ -143,7 +143,7 @@ def choose(baked: Sequence[Baked], here: Half, wanted: str = "") -> tuple[Baked 
             return None, f"no baked key is {wanted}"
     if not baked:
         return None, "no tuned cache is baked into this image"
-    fitting = [b for b in baked if not b.broken and not b.misfit(here)]
+    fitting = [b for b in baked if not b.broken and not b.mismatch(here)]
     if len(fitting) > 1 and here.gpus:
         fitting = [b for b in fitting if b.ranks == len(here.gpus)] or fitting
     if len(fitting) == 1:
@@ -151,5 +151,5 @@ def choose(baked: Sequence[Baked], here: Half, wanted: str = "") -> tuple[Baked 
     if fitting:
         keys = ", ".join(b.key.rpartition("/")[2][:8] for b in fitting)
         return None, f"{len(fitting)} tuned caches fit {fitting[0].device} ({keys}): set PIPELINE_TUNED_KEY to one"
-    reasons = dict.fromkeys(b.broken or b.misfit(here) for b in baked)
+    reasons = dict.fromkeys(b.broken or b.mismatch(here) for b in baked)
     return None, "; ".join(reasons)

@@ -43,7 +43,7 @@ def merge_roots(roots: Sequence[tuple[str, Path]], out: Path) -> tuple[str, ...]
     """
     if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
         raise OutputExists(f"{shown(str(out))} exists and is not empty", hint="name a new directory")
-    make_room(out, roots)
+    ensure_parent(out, roots)
     keys: dict[str, tuple[str, Stored]] = {}
     unsound: list[Finding] = []
     conflicts: list[str] = []
@@ -73,7 +73,7 @@ def merge_roots(roots: Sequence[tuple[str, Path]], out: Path) -> tuple[str, ...]
     return tuple(sorted(keys))
 
 
-def make_room(out: Path, roots: Sequence[tuple[str, Path]] = ()) -> None:
+def ensure_parent(out: Path, roots: Sequence[tuple[str, Path]] = ()) -> None:
     """Make the directory that `out` will lie in. Raises `OutputExists` below a file, or inside one of the roots."""
     place = Path(os.path.realpath(out))
     for name, root in roots:
@@ -132,5 +132,5 @@ def write_file(value: Mapping[str, Any], out: Path) -> None:
     """Write a merged file; raise `OutputExists` where something is already."""
     if os.path.lexists(out):
         raise OutputExists(f"{shown(str(out))} exists", hint="name a new file")
-    make_room(out)
+    ensure_parent(out)
     write_json(out, value)

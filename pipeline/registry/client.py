@@ -20,10 +20,11 @@ from types import TracebackType
 from typing import IO, Any, TypeVar
 
 from pipeline.contract.digest import sha256_bytes, sha256_file
+from pipeline.contract.text import shown
 
 from .credentials import Credentials
 from .descriptors import EMPTY, INDEX, MANIFESTS, OCTETS, Descriptor, Manifest, json_object
-from .errors import InvalidResponse, RegistryError, printable
+from .errors import InvalidResponse, RegistryError
 from .http import Answer, Request, RetryPolicy, Transport, joined
 from .reference import is_digest
 
@@ -217,7 +218,7 @@ class Registry:
         )
         stored = self._http.once(wanted).headers.get("Docker-Content-Digest", made.digest)
         if stored != made.digest:
-            raise InvalidResponse(f"{what}: {self.name} stored {printable(stored, 80)}")
+            raise InvalidResponse(f"{what}: {self.name} stored {shown(stored, 80)}")
 
     def check_writable(self, repository: str) -> None:
         """Begin an upload and cancel it: raises what a push would meet, where one may only read for example."""
@@ -270,6 +271,6 @@ def _checked(body: bytes, answer: Answer, reference: str) -> str:
     if digest != named or (is_digest(reference) and digest != reference):
         wanted = reference if is_digest(reference) else named
         raise InvalidResponse(
-            f"manifest {printable(wanted, 80)} has other content: {digest}", hint="is its storage damaged?"
+            f"manifest {shown(wanted, 80)} has other content: {digest}", hint="is its storage damaged?"
         )
     return digest

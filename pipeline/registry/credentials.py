@@ -31,9 +31,9 @@ from typing import Any
 
 from pipeline.contract.errors import UsageError
 from pipeline.contract.files import write_json
+from pipeline.contract.text import shown
 from pipeline.run import ProcessFailed, ProgramMissing, run
 
-from .errors import printable
 from .reference import DOCKER_HUB, api_host, is_loopback
 
 HUB_KEY = "https://index.docker.io/v1/"
@@ -164,8 +164,8 @@ def _from_entry(entry: Mapping[str, Any], scope: str, where: str) -> Login | Non
             colon = user = password = ""
         if not colon:
             raise UsageError(
-                f"{where}: auth of {printable(scope)} is not user:password in base64",
-                hint=f"`docker login {printable(scope.partition('/')[0])}`",
+                f"{where}: auth of {shown(scope)} is not user:password in base64",
+                hint=f"`docker login {shown(scope.partition('/')[0])}`",
             )
         return Login(user, password.rstrip("\0"), token)
     if entry.get("username") or token:
@@ -175,9 +175,9 @@ def _from_entry(entry: Mapping[str, Any], scope: str, where: str) -> Login | Non
 
 def _from_helper(name: str, server: str) -> Login | None:
     if not _HELPER.fullmatch(name):
-        raise UsageError(f"{printable(name)} is not the name of a credential helper")
+        raise UsageError(f"{shown(name)} is not the name of a credential helper")
     program = f"docker-credential-{name}"
-    hint = f"`echo {printable(server)} | {program} get` shows what is wrong"
+    hint = f"`echo {shown(server)} | {program} get` shows what is wrong"
     with tempfile.NamedTemporaryFile("w", prefix="server-") as asked:  # run() takes its child's stdin from a file
         asked.write(server)
         asked.flush()

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.contract.digest import sha256_bytes
+from pipeline.contract.text import shown
 
-from .errors import InvalidResponse, printable
+from .errors import InvalidResponse
 from .reference import is_digest
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -64,9 +65,9 @@ class Descriptor:
                 dict(value.get("platform") or {}),
             )
         except (AssertionError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise InvalidResponse(f"{printable(value, 80)} is not a descriptor") from error
+            raise InvalidResponse(f"{shown(value, 80)} is not a descriptor") from error
         if not is_digest(made.digest) or made.size < 0:
-            raise InvalidResponse(f"{printable(made.digest, 80)} is not a sha256 digest")
+            raise InvalidResponse(f"{shown(made.digest, 80)} is not a sha256 digest")
         return made
 
 
@@ -113,7 +114,7 @@ def json_object(body: bytes, what: str) -> dict[str, Any]:
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise InvalidResponse(f"{printable(what)} is not JSON") from error
+        raise InvalidResponse(f"{shown(what)} is not JSON") from error
     if not isinstance(value, dict):
-        raise InvalidResponse(f"{printable(what)} is not a JSON object")
+        raise InvalidResponse(f"{shown(what)} is not a JSON object")
     return value

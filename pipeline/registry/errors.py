@@ -3,16 +3,6 @@
 from __future__ import annotations
 
 from pipeline.contract.errors import PublishError
-from pipeline.contract.text import shown as printable
-
-__all__ = [
-    "InvalidResponse",
-    "NotFound",
-    "RegistryError",
-    "TransientError",
-    "printable",
-    "refusal",
-]
 
 _FULL = ("no space left", "quota", "insufficient storage", "storage limit", "out of space", "'err': 28}", "'err': 122}")
 

@@ -26,8 +26,10 @@ import requests.utils
 import urllib3
 from urllib3.exceptions import HTTPError, InvalidHeader, NewConnectionError, SSLError, TimeoutError
 
+from pipeline.contract.text import shown
+
 from .credentials import Credentials, Login, is_plain, trust
-from .errors import InvalidResponse, RegistryError, TransientError, printable, refusal
+from .errors import InvalidResponse, RegistryError, TransientError, refusal
 from .reference import api_host, is_loopback
 
 AGENT = "tuned-image-pipeline"
@@ -226,7 +228,7 @@ class Transport:
         if "realm" in known.get("bearer", {}):
             return "Bearer " + self._token(known["bearer"], login, asked.scope)
         if "basic" not in known:
-            kinds = printable(", ".join(known), 80)
+            kinds = shown(", ".join(known), 80)
             raise InvalidResponse(f"{self.registry} wants authentication of an unknown kind: {kinds}")
         if login is None:
             raise RegistryError(
@@ -274,7 +276,7 @@ class Transport:
         except Exception:  # noqa: BLE001 - whatever an error page is made of, it is not worth another error
             parts = []
         server = self.registry if self._is_ours(address) else _place(address)
-        error = refusal(response.status, printable("; ".join(parts), 300), what, server)
+        error = refusal(response.status, shown("; ".join(parts), 300), what, server)
         # Seen of docker-registry 2.8 while another host pushed the same manifest: its file was being written.
         if response.status in _TRANSIENT or "MANIFEST_BLOB_UNKNOWN" in error.message:
             raise TransientError(error, _retry_after(response.headers.get("Retry-After", "")))
@@ -348,7 +350,7 @@ def joined(address: str, place: str) -> str:
     try:
         return urljoin(address, place)
     except ValueError as error:
-        raise InvalidResponse(f"{printable(place, 80)}, which the registry names, is no address") from error
+        raise InvalidResponse(f"{shown(place, 80)}, which the registry names, is no address") from error
 
 
 def _end(response: urllib3.BaseHTTPResponse) -> None:
@@ -377,7 +379,7 @@ def _origin(address: str) -> tuple[str, str, int] | None:
 def _place(address: str) -> str:
     """The host of an address, which may carry secrets elsewhere."""
     try:
-        return printable(urlsplit(address).netloc.rpartition("@")[2] or address.partition("?")[0], 80)
+        return shown(urlsplit(address).netloc.rpartition("@")[2] or address.partition("?")[0], 80)
     except ValueError:
         return "an address that cannot be read"
 
@@ -397,6 +399,6 @@ def _innermost(error: BaseException) -> BaseException:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return printable(error.verify_message, 120)
+        return shown(error.verify_message, 120)
     said = (error.strerror or str(error)) if isinstance(error, OSError) else ""
-    return printable(said or type(error).__name__, 120)
+    return shown(said or type(error).__name__, 120)

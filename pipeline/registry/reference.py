@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from pipeline.contract.errors import UsageError
-from pipeline.contract.text import shown as printable
+from pipeline.contract.text import shown
 
 DOCKER_HUB = "docker.io"
 _HUB_NAMES = frozenset({DOCKER_HUB, "index.docker.io", "registry-1.docker.io"})
@@ -64,17 +64,17 @@ class Reference:
         if "://" in text or (at and "/" in digest):  # the text may have a password: it is not repeated
             raise UsageError("a registry's name has neither `http://` nor a login", hint=f"`docker login`; {_HINT}")
         if at and not is_digest(digest):
-            raise UsageError(f"{printable(text)}: {printable(digest)} is not a sha256 digest", hint=_HINT)
+            raise UsageError(f"{shown(text)}: {shown(digest)} is not a sha256 digest", hint=_HINT)
         first, slash, path = rest.partition("/")
         named = bool(slash) and ("." in first or ":" in first or first == "localhost")
         registry, path = (first, path) if named else ("", rest)
         repository, colon, tag = path.partition(":")
         if registry and not _HOST.fullmatch(registry):
-            raise UsageError(f"{printable(text)}: {printable(registry)} is not a registry's host", hint=_HINT)
+            raise UsageError(f"{shown(text)}: {shown(registry)} is not a registry's host", hint=_HINT)
         if not _REPOSITORY.fullmatch(repository) or len(registry) + len(repository) > _MAX_LENGTH:
-            raise UsageError(f"{printable(text)}: {printable(repository)} is not a repository's name", hint=_HINT)
+            raise UsageError(f"{shown(text)}: {shown(repository)} is not a repository's name", hint=_HINT)
         if colon and not is_tag(tag):
-            raise UsageError(f"{printable(text)}: {printable(tag)} is not a tag", hint=_HINT)
+            raise UsageError(f"{shown(text)}: {shown(tag)} is not a tag", hint=_HINT)
         return Reference(registry, repository, tag, digest)
 
     @staticmethod
@@ -85,7 +85,7 @@ class Reference:
         """
         found = Reference.parse(text)
         if not found.registry:
-            raise UsageError(f"{printable(text)} names no registry", hint=_HINT)
+            raise UsageError(f"{shown(text)} names no registry", hint=_HINT)
         if found.registry in _HUB_NAMES:
             repository = found.repository if "/" in found.repository else f"library/{found.repository}"
             return replace(found, registry=DOCKER_HUB, repository=repository)
@@ -104,13 +104,13 @@ class Reference:
     def at(self, digest: str) -> Reference:
         """The same repository by digest alone; raise `UsageError`."""
         if not is_digest(digest):
-            raise UsageError(f"{printable(digest)} is not a sha256 digest", hint=_HINT)
+            raise UsageError(f"{shown(digest)} is not a sha256 digest", hint=_HINT)
         return replace(self, tag="", digest=digest)
 
     def tagged(self, tag: str) -> Reference:
         """The same repository by tag alone; raise `UsageError`."""
         if not is_tag(tag):
-            raise UsageError(f"{printable(tag)} is not a tag", hint=_HINT)
+            raise UsageError(f"{shown(tag)} is not a tag", hint=_HINT)
         return replace(self, tag=tag, digest="")
 
     def __str__(self) -> str:

@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 from pipeline.contract.digest import canonical_json
 from pipeline.contract.errors import PublishError
 from pipeline.contract.manifest import Manifest as AutotuneManifest
+from pipeline.contract.text import shown
 from pipeline.contract.verdict import Verdict
 from pipeline.image.names import KEY, PREFIX
 from pipeline.registry.client import Registry
 from pipeline.registry.descriptors import EMPTY, MANIFEST, Descriptor, Manifest
-from pipeline.registry.errors import InvalidResponse, NotFound, printable
+from pipeline.registry.errors import InvalidResponse, NotFound
 
 from .images import Image, untrusted
 
@@ -166,7 +167,7 @@ def _content(registry: Registry, repository: str, digest: str, listed: str) -> b
     subject = found.json().get("subject")
     named = subject.get("digest") if isinstance(subject, dict) else None
     if named != digest:  # the list of an older registry is a tag that anyone who may push can write
-        raise InvalidResponse(f"it is of {printable(str(named), 80)}")
+        raise InvalidResponse(f"it is of {shown(str(named), 80)}")
     layers = found.entries("layers")
     if len(layers) != 1:
         raise InvalidResponse("it is not an artifact of one blob")

@@ -26,10 +26,11 @@ from pipeline.contract.digest import canonical_json, sha256_bytes, sha256_file
 from pipeline.contract.errors import CacheRefused, PublishError
 from pipeline.contract.places import CACHE_ROOT, MANIFEST_FILE
 from pipeline.contract.record import Key
+from pipeline.contract.text import shown
 from pipeline.image.names import PREFIX
 from pipeline.registry.client import Registry
 from pipeline.registry.descriptors import IMAGE_CONFIG, LAYER_GZIP, MANIFEST, Descriptor, Manifest
-from pipeline.registry.errors import InvalidResponse, NotFound, printable
+from pipeline.registry.errors import InvalidResponse, NotFound
 from pipeline.registry.reference import Reference
 
 from . import cosign, warm_ups
@@ -179,7 +180,7 @@ def _layer(found: Manifest, source: Reference) -> tuple[str, Descriptor]:
             kind = found.descriptor().artifact_type
             if kind not in (CACHE, warm_ups.WARM_UP):
                 raise CacheRefused(
-                    f"{source} is {printable(kind or found.media_type, 80)}, not a tuned cache",
+                    f"{source} is {shown(kind or found.media_type, 80)}, not a tuned cache",
                     hint=f"a cache has the artifact type {CACHE}; an image's caches: `pipeline cache export`",
                 )
             layers = found.entries("layers")
@@ -197,4 +198,4 @@ def _unzipped(blob: Path) -> Iterator[bytes]:
             while block := stream.read(_BLOCK):
                 yield block
     except (OSError, EOFError, zlib.error) as error:
-        raise ArchiveRefused(f"the layer is not gzip: {printable(str(error), 80)}") from error
+        raise ArchiveRefused(f"the layer is not gzip: {shown(str(error), 80)}") from error

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.contract.errors import PublishError, UsageError
+from pipeline.contract.text import shown
 from pipeline.registry.client import Registry
 from pipeline.registry.credentials import authorities, client_certificates, docker_config, is_plain
-from pipeline.registry.errors import printable
 from pipeline.registry.reference import Reference
 from pipeline.run import ProcessFailed, ProgramMissing, find_program, run
 
@@ -55,7 +55,7 @@ class Signer:
             check_key(self.key)
             if PASSWORD not in os.environ:
                 raise UsageError(
-                    f"{PASSWORD} is not set, and {printable(self.key)} is encrypted with it",
+                    f"{PASSWORD} is not set, and {shown(self.key)} is encrypted with it",
                     hint=f"export {PASSWORD}, empty where the key has no password",
                 )
         _public_key(self.key)
@@ -102,17 +102,15 @@ def check_key(key: str) -> None:
     """Raise `UsageError` when a key, private or public, is neither a readable file nor `env://NAME` that is set."""
     if key.startswith(_VARIABLE):
         if not os.environ.get(key.removeprefix(_VARIABLE)):
-            raise UsageError(
-                f"{printable(key)}: that variable is not set", hint="env://NAME names a variable with the key"
-            )
+            raise UsageError(f"{shown(key)}: that variable is not set", hint="env://NAME names a variable with the key")
         return
     try:
         begun = Path(key).read_bytes()[:64] if Path(key).is_file() else b""
     except OSError as error:
-        raise UsageError(f"{printable(key)} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{shown(key)} cannot be read: {error.strerror}") from error
     if not begun.startswith(b"-----BEGIN "):
         raise UsageError(
-            f"{printable(key)} is not a key file" if begun else f"there is no key file {printable(key)}",
+            f"{shown(key)} is not a key file" if begun else f"there is no key file {shown(key)}",
             hint="`cosign generate-key-pair` makes cosign.key and cosign.pub",
         )
 
@@ -206,7 +204,7 @@ def _public_key(key: str) -> str:
         ).stdout
     except ProcessFailed as error:
         raise UsageError(
-            f"cosign cannot use {printable(key)}: {_last(error)}",
+            f"cosign cannot use {shown(key)}: {_last(error)}",
             hint="`cosign public-key --key …` tries an address" if _is_foreign(key) else f"is {PASSWORD} its password?",
         ) from error
 
@@ -267,4 +265,4 @@ def _last(error: ProcessFailed) -> str:
     words = next(
         (line for line in reversed(lines) if line.startswith("Error: ")), lines[-1] if lines else error.message
     )
-    return printable(words.removeprefix("Error: "), 300)
+    return shown(words.removeprefix("Error: "), 300)

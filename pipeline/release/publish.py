@@ -80,18 +80,18 @@ class Publisher:
         name = self.place.tagged(tag) if tag else None
         found = self._journaled(inputs, image.config_digest)
         if name is not None:
-            found = standing(self.registry, name, found or image.config_digest, self.signer) or found
+            found = image_under_tag(self.registry, name, found or image.config_digest, self.signer) or found
         pushed = found is None
         index = found or self._push(image, inputs, annotations, tag)
         attached = self._attach(image, index, verdicts)
         if name is not None:  # another host may have released the same meanwhile
-            index = standing(self.registry, name, index, self.signer) or index
+            index = image_under_tag(self.registry, name, index, self.signer) or index
         move_tag(self.registry, self.place.tagged(inputs_tag(inputs)), index)
         if name is not None:
             index, _ = give_tag(self.registry, name, index, self.signer)
         return Published(index.digest, pushed or attached)
 
-    def alone(self, inputs: str) -> AbstractContextManager[None]:
+    def exclusive(self, inputs: str) -> AbstractContextManager[None]:
         """Be the only run of this host that releases these inputs; wait for another one."""
         return locked(self._journal(inputs).with_suffix(".lock"), "a cell", wait=_LONGEST, error=PublishError)
 
@@ -201,7 +201,7 @@ class Publisher:
         return new
 
 
-def standing(
+def image_under_tag(
     registry: Registry, name: Reference, wanted: ImageIndex | str, signer: cosign.Signer | None
 ) -> ImageIndex | None:
     """What has the tag `name`, which is never moved: None where nothing has, else the same image as `wanted`.
@@ -237,14 +237,14 @@ def give_tag(
     """Give a tag that is never moved; return the image that has it then, and whether it was free.
 
     Registries offer no write that fails where the tag exists: it is looked at just before, and again after, since
-    another host may release the same image at the same time. Raises as `standing` does.
+    another host may release the same image at the same time. Raises as `image_under_tag` does.
     """
-    there = standing(registry, name, index, signer)
+    there = image_under_tag(registry, name, index, signer)
     if there is not None:
         return there, False
     with talk.step(f"tag {name}"):
         registry.put_manifest(name.repository, index.top, name.tag)
-    return standing(registry, name, index, signer) or index, True
+    return image_under_tag(registry, name, index, signer) or index, True
 
 
 def move_tag(registry: Registry, name: Reference, index: ImageIndex) -> bool:

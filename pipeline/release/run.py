@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pipeline import log
 from pipeline.contract.digest import canonical_json, sha256_json
 from pipeline.contract.errors import Exit, PipelineError, PublishError, UsageError
+from pipeline.contract.text import shown
 from pipeline.home import cache_home
 from pipeline.image.names import INPUTS as WARM_UP
 from pipeline.image.names import KEY, PREFIX
@@ -24,7 +25,7 @@ from pipeline.image.session import Session
 from pipeline.project import root
 from pipeline.registry.client import Registry, parallel_map
 from pipeline.registry.descriptors import INDEX, Manifest
-from pipeline.registry.errors import InvalidResponse, NotFound, printable
+from pipeline.registry.errors import InvalidResponse, NotFound
 from pipeline.registry.reference import Reference
 
 from . import attachments, cosign, tags, verdicts
@@ -106,7 +107,7 @@ class Summary:
     def show(self) -> None:
         """Write a table to stderr, the hints, and one line that counts."""
         table = [("cell", "status", "image", "digest or reason")]
-        table += [(r.cell, r.status, r.image, printable(r.why, 300) if r.why else r.digest) for r in self.rows]
+        table += [(r.cell, r.status, r.image, shown(r.why, 300) if r.why else r.digest) for r in self.rows]
         widths = [max(len(row[at]) for row in table) for at in range(3)]
         for row in table:
             padded = [word.ljust(width) for word, width in zip(row, widths, strict=False)]
@@ -233,7 +234,7 @@ class Release:
             )
             for job in jobs:
                 log.note(f"{job.cell.name} ({len(self.rows) + 1} of {len(self.jobs)})")
-                with self._guarded(job), publisher.alone(job.inputs):
+                with self._guarded(job), publisher.exclusive(job.inputs):
                     there = self._released(registry, job.inputs)
                     if there is not None and not self._again(job):  # by another run, since all were looked up
                         self.rows[job.cell.name] = self._skip(registry, job, there, dry_run=False)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.contract.errors import CacheRefused, PipelineError, PublishError, UsageError
+from pipeline.contract.text import shown
 from pipeline.contract.verdict import Verdict
-from pipeline.registry.errors import printable
 
 from .images import untrusted
 
@@ -31,13 +31,13 @@ class Subject:
 def mismatch(verdict: Verdict, subject: Subject) -> str:
     """Why a verdict does not count for an image; empty when it does."""
     if verdict.identity != subject.identity:
-        return f"a verdict is of image {printable(verdict.identity, 26)}, this one is {subject.identity}"
+        return f"a verdict is of image {shown(verdict.identity, 26)}, this one is {subject.identity}"
     if verdict.cache_diff_id != subject.cache_diff_id:
-        return f"a verdict is of the cache layer {printable(verdict.cache_diff_id, 80)}, the image's last is another"
+        return f"a verdict is of the cache layer {shown(verdict.cache_diff_id, 80)}, the image's last is another"
     if not set(subject.manifests) <= set(verdict.manifest_sha256.split(",")):  # others came with the base image
         return "a verdict is of other manifests than the label names"
     if verdict.result != "pass":
-        return f"a verdict says {verdict.result}: {printable(next(iter(verdict.findings), ''))}"
+        return f"a verdict says {verdict.result}: {shown(next(iter(verdict.findings), ''))}"
     return ""
 
 

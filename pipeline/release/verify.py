@@ -22,11 +22,12 @@ from typing import Any, Literal
 from pipeline.contract.digest import sha256_bytes
 from pipeline.contract.errors import CacheRefused, PublishError
 from pipeline.contract.manifest import Manifest as AutotuneManifest
+from pipeline.contract.text import shown
 from pipeline.contract.verdict import Verdict
 from pipeline.image.names import KEY, PREFIX
 from pipeline.registry.client import Registry
 from pipeline.registry.descriptors import json_object
-from pipeline.registry.errors import InvalidResponse, NotFound, printable
+from pipeline.registry.errors import InvalidResponse, NotFound
 from pipeline.registry.reference import Reference
 
 from . import cosign, verdicts
@@ -153,7 +154,7 @@ class _Look:
             build = inner.get("buildType") or (inner.get("buildDefinition") or {}).get("buildType")
             if not build:
                 return Answer("provenance", "wrong", "it does not say how the image was built")
-            return Answer("provenance", "ok", f"{kind} by {printable(build, 80)}")
+            return Answer("provenance", "ok", f"{kind} by {shown(build, 80)}")
 
         return _answered("provenance", find)
 
@@ -162,7 +163,7 @@ class _Look:
             value = json_object(content, "an SBOM")
             named, listed = value["metadata"]["component"]["version"], value.get("components")
             if named != image.digest:
-                return Answer("sbom", "wrong", f"it is of {printable(named, 80)}")
+                return Answer("sbom", "wrong", f"it is of {shown(named, 80)}")
             if not isinstance(listed, list) or not listed:
                 return Answer("sbom", "wrong", "it lists nothing")
             return Answer("sbom", "ok", f"CycloneDX, {len(listed)} packages")
@@ -172,7 +173,7 @@ class _Look:
     def server(self, image: Image) -> Answer:
         def judge(content: bytes) -> Answer:
             named = json_object(content, "a server's manifest").get("server")
-            what = f"the manifest of a start of {printable(named, 80)}"
+            what = f"the manifest of a start of {shown(named, 80)}"
             return Answer("server", "ok" if named == image.server else "wrong", what)
 
         return self._first("server", image, SERVER, judge)
@@ -244,10 +245,10 @@ def _autotune_answer(key: str, sha: str, found: dict[str, bytes]) -> Answer:
     """Whether the manifest that a label names by its sha256 is attached, and is of the label's key."""
     body = found.get(sha)
     if body is None:
-        return Answer("autotune", "missing", f"manifest {sha[:12]}… of key {printable(key)} is not attached")
+        return Answer("autotune", "missing", f"manifest {sha[:12]}… of key {shown(key)} is not attached")
     manifest = AutotuneManifest.from_json(json_object(body, "a manifest"))
     if manifest.key != key:
-        what = f"manifest {sha[:12]}… is of key {printable(manifest.key)}, the label names {printable(key)}"
+        what = f"manifest {sha[:12]}… is of key {shown(manifest.key)}, the label names {shown(key)}"
         return Answer("autotune", "wrong", what)
     return Answer("autotune", "ok", f"{key}, {len(manifest.covered)} op × bucket pairs")
 
@@ -256,10 +257,10 @@ def _verdict_answer(counted: list[Verdict], against: list[str], keys: tuple[str,
     missing = verdicts.unproven(counted, keys)
     replayed = [one for one in counted if one.replayed_keys()]
     if proven and replayed and not missing:
-        devices = dict.fromkeys(printable(one.device, 80) for one in replayed)
+        devices = dict.fromkeys(shown(one.device, 80) for one in replayed)
         return Answer("verdict", "ok", f"replay pass on {', '.join(devices)}")
     if counted:
-        return Answer("verdict", "wrong", f"not replayed: {', '.join(map(printable, missing)) or 'no key at all'}")
+        return Answer("verdict", "wrong", f"not replayed: {', '.join(map(shown, missing)) or 'no key at all'}")
     if against:
         return Answer("verdict", "wrong", against[0] + (f" (and {len(against) - 1} more)" if against[1:] else ""))
     return Answer("verdict", "missing", "none is attached")

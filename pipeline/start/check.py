@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from pipeline.cache.pick import Baked, Half, choose, keys_below, read_baked
+from pipeline.cache.pick import Baked, HostInfo, choose, keys_below, read_baked
 from pipeline.contract.places import CACHE_ROOT, ENV_CACHE_DIR, ENV_KEY
 
 
@@ -47,20 +47,20 @@ def check(environment: Mapping[str, str]) -> Found:
     return Found(root, chosen, why, time.perf_counter() - began - nvml_seconds, nvml_seconds)
 
 
-def here_half(baked: list[Baked], environment: Mapping[str, str]) -> tuple[Half, float, str]:
+def here_half(baked: list[Baked], environment: Mapping[str, str]) -> tuple[HostInfo, float, str]:
     """This host's half as far as the keys ask for it, the seconds that NVML took, and why NVML is silent."""
     cpu = read_cpu() if any(one.cpu for one in baked) else {}
     if all(one.cpu or one.broken for one in baked):
-        return Half(cpu=cpu), 0.0, ""
+        return HostInfo(cpu=cpu), 0.0, ""
     from .nvml import NoNvml, read_gpus, visible
 
     began = time.perf_counter()
     try:
         gpus = read_gpus()
     except NoNvml as error:
-        return Half(cpu=cpu), time.perf_counter() - began, str(error)
+        return HostInfo(cpu=cpu), time.perf_counter() - began, str(error)
     seconds = time.perf_counter() - began
-    return Half(tuple(device.name for device in visible(gpus, environment)), cpu), seconds, ""
+    return HostInfo(tuple(device.name for device in visible(gpus, environment)), cpu), seconds, ""
 
 
 def read_cpu() -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.cache.otherkeys import how_many_more, told, with_other_keys
+from pipeline.cache.otherkeys import how_many_more, second_keys_note, with_other_keys
 from pipeline.contract.digest import canonical_json, sha256_file
 from pipeline.contract.files import write_json, write_whole
 from pipeline.contract.manifest import Covered, FileFacts, Manifest, RankFacts
@@ -43,7 +43,7 @@ def gather_entries(session: Session) -> dict[str, tuple[int, ...]]:
         {**fact, "entries": len(r.entries) + how_many_more(r.entries)}
         for fact, r in zip(session.facts, results, strict=True)
     ]
-    note = told(how_many_more(union))
+    note = second_keys_note(how_many_more(union))
     session.notes += [note] if note else []
     flashinfer_api.replace_entries(session.tuner, with_other_keys(union, owners))
     return owners

@@ -22,7 +22,7 @@ from typing import Any
 from pipeline import log
 from pipeline.cache.environment import from_record
 from pipeline.cache.explain import explain_tree
-from pipeline.cache.pick import Half, choose, keys_below, read_baked
+from pipeline.cache.pick import HostInfo, choose, keys_below, read_baked
 from pipeline.cache.tree import Tree, read_key
 from pipeline.contract.errors import CacheRefused
 from pipeline.contract.places import CACHE_FILE, CACHE_ROOT, ENV_CACHE_DIR, ENV_KEY
@@ -116,15 +116,15 @@ def _load(tuner: Any, place: str, wanted: str) -> Loaded:  # noqa: ANN401 - an A
     return Loaded(stored.path / CACHE_FILE, chosen.key, found.entries, stored.manifest.plan, usable)
 
 
-def _half(record: Record) -> Half:
+def _half(record: Record) -> HostInfo:
     """This process among its ranks: one GPU name per rank, as in the manifest."""
     import torch.distributed as dist
 
     if record.host.cpu:
-        return Half(cpu=dict(record.host.cpu))
+        return HostInfo(cpu=dict(record.host.cpu))
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     names: Mapping[str, str] = record.flashinfer
-    return Half((names["gpu"],) * world)
+    return HostInfo((names["gpu"],) * world)
 
 
 def _buckets(plan: Plan) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.cache.otherkeys import how_many_more, other_keys, told, with_other_keys
+from pipeline.cache.otherkeys import how_many_more, other_keys, second_keys_note, with_other_keys
 from pipeline.tune.agreement import Held
 
 # As FlashInfer 0.6.16.post3 wrote them on an H200
@@ -27,11 +27,11 @@ def test_the_answer_stands_under_both_keys_with_its_owners() -> None:
     assert found == {SCALARS: held, BF16: other, VECTORS: held}
     assert owners == {SCALARS: (0, 2), VECTORS: (0, 2)}
     assert how_many_more([SCALARS, BF16]) == 1
-    assert "1 entry of fp8_gemm stands" in told(1) and "2 entries of fp8_gemm stand" in told(2)
+    assert "1 entry of fp8_gemm stands" in second_keys_note(1) and "2 entries of fp8_gemm stand" in second_keys_note(2)
 
 
 def test_an_answer_of_its_own_is_kept() -> None:
     own, held = Held("CudnnFp8GemmRunner", 1), Held("CublasFp8GemmRunner", 7)
     assert with_other_keys({VECTORS: own, SCALARS: held}, {})[VECTORS] == own
     assert how_many_more([SCALARS, VECTORS]) == 0
-    assert told(0) == ""
+    assert second_keys_note(0) == ""

@@ -17,7 +17,7 @@ from pathlib import Path
 import cache_samples as samples
 import pytest
 
-from pipeline.cache.pick import Baked, Half, choose, keys_below, read_baked
+from pipeline.cache.pick import Baked, HostInfo, choose, keys_below, read_baked
 from pipeline.contract.manifest import RankFacts
 from pipeline.contract.places import CACHE_FILE, CODE_ROOT, MANIFEST_FILE
 from pipeline.contract.record import Host, Record
@@ -203,12 +203,12 @@ def test_several_fitting_keys_are_not_guessed():
         return Baked(f"0.6/90a/{key * 64}", "/nowhere", gpus=gpus, ranks=ranks)
 
     two, four, other = baked("a", (H200,) * 2, 2), baked("b", (H200,) * 4, 4), baked("c", (H200,) * 2, 2)
-    assert choose([two, four], Half((H200,) * 4))[0] is four
-    assert choose([two, four], Half((H200,) * 2))[0] is two
-    found, why = choose([two, four, other], Half((H200,) * 2))
+    assert choose([two, four], HostInfo((H200,) * 4))[0] is four
+    assert choose([two, four], HostInfo((H200,) * 2))[0] is two
+    found, why = choose([two, four, other], HostInfo((H200,) * 2))
     assert found is None and "PIPELINE_TUNED_KEY" in why
-    assert choose([two, other], Half((H200,) * 2), "c")[0] is other
-    assert choose([two, other], Half((H200,) * 2), other.key)[0] is other
+    assert choose([two, other], HostInfo((H200,) * 2), "c")[0] is other
+    assert choose([two, other], HostInfo((H200,) * 2), other.key)[0] is other
 
 
 def altered(place, old, new):
