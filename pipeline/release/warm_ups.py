@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline.cache.archive import PUSHED_LIMIT, safe_extract, tar_of
-from pipeline.cache.union import OutputExists, make_room
+from pipeline.cache.union import OutputExists, ensure_parent
 from pipeline.contract.digest import canonical_json, sha256_file
 from pipeline.contract.files import scratch
 from pipeline.image.names import PREFIX
@@ -62,7 +62,7 @@ def unpack(tar: Iterable[bytes], out: Path) -> tuple[str, ...]:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise OutputExists(f"{out} exists and is not empty", hint="name a new directory")
-    make_room(out)
+    ensure_parent(out)
     with scratch(out.parent, f".{out.name}.") as work:
         made = work / FOLDER
         safe_extract(tar, made, strip=1, limit=PUSHED_LIMIT, members=_MEMBERS)
