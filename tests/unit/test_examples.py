@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.__main__ import parser_for
+from pipeline.__main__ import main, parser_for
+from pipeline.registry import client
 from pipeline.release.matrix import read_matrix
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +48,22 @@ def test_every_command_is_one_that_the_pipeline_has(path: Path) -> None:
 def test_scripts_can_be_read_by_bash(path: Path) -> None:
     done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("source", ["example", "page"])
+def test_a_matrix_that_users_copy_can_be_planned(source: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """All of it: models, layouts, tags that tell the images apart; caches that users have yet to make are missing."""
+    path = EXAMPLES / "release.toml"
+    if source == "page":
+        page = (ROOT / "docs" / "reference" / "release.md").read_text()
+        (block,) = re.findall(r"## The matrix\n\n((?:    .*\n|\n)+)", page)
+        path = tmp_path / "release.toml"
+        path.write_text(re.sub(r"^    ", "", block, flags=re.MULTILINE))
+    monkeypatch.setattr(client.Registry, "resolve", lambda *_: None)
+    code = main(["release", "cells", "--matrix", str(path), "--registry", "127.0.0.1:1", "--json"])
+    out, err = capsys.readouterr()
+    assert code == (0 if source == "example" else 7), err
+    assert all(not row["error"] or "is not a directory" in row["error"] for row in json.loads(out))
 
 
 def test_the_matrix_of_the_examples_has_cells() -> None:
