@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cache.archive import PUSHED_LIMIT, ArchiveRefused, safe_extract, tar_of
+from pipeline.cache.tree import Stored as CacheOfKey
 from pipeline.cache.tree import walk
 from pipeline.cache.union import merge_roots
 from pipeline.contract.digest import canonical_json, sha256_bytes, sha256_file
 from pipeline.contract.errors import CacheRefused, PublishError
 from pipeline.contract.places import CACHE_ROOT, MANIFEST_FILE
-from pipeline.contract.record import Key
 from pipeline.contract.text import shown
 from pipeline.image.names import PREFIX
 from pipeline.registry.client import Registry
@@ -40,6 +40,7 @@ from .images import untrusted
 CACHE = "application/vnd.tuned-image-pipeline.cache.v1"  # the artifact type
 CACHE_TAR = f"{CACHE}.tar+gzip"  # as `oras push` may name the layer
 FOLDER = Path(CACHE_ROOT).name
+_KEYS = f"{PREFIX}.keys"
 _UNPACK = "io.deis.oras.content.unpack"  # oras unpacks such a layer into the folder that its title names
 _BLOCK = 1 << 20
 
@@ -68,7 +69,7 @@ def push(
         with tempfile.TemporaryDirectory(prefix="push-") as temporary:
             clean = Path(temporary) / "root"
             keys = merge_roots([(name, root)], clean)  # checks everything, and takes only what belongs
-            made, blobs = _artifact(clean, keys)
+            made, blobs = _artifact(clean)
     tag = to.tag or "latest"
     there = registry.resolve(to.repository, tag)
     if there not in (None, made.digest) and not move:
@@ -113,16 +114,16 @@ def pull(registry: Registry, source: Reference, out: Path, *, verifier: cosign.V
     return Stored(source.at(found.digest), keys)
 
 
-def _artifact(root: Path, keys: Sequence[str]) -> tuple[Manifest, list[tuple[str, bytes]]]:
-    """The manifest and the blobs that it names, with their media types."""
+def _artifact(root: Path) -> tuple[Manifest, list[tuple[str, bytes]]]:
+    """The manifest of a sound root, and the blobs that it names, with their media types."""
+    caches = walk(root).keys
     tar = tar_of(root, FOLDER)
     layer = gzip.compress(tar, mtime=0)
-    summaries = [_summary(root, key) for key in keys]
     config = canonical_json(
         {
-            "architecture": _architecture(keys),
+            "architecture": _architecture(caches),
             "os": "linux",
-            "config": {"Labels": _labels(keys, summaries)},
+            "config": {"Labels": _labels(caches)},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256_bytes(tar)}"]},
         }
     )
@@ -133,41 +134,43 @@ def _artifact(root: Path, keys: Sequence[str]) -> tuple[Manifest, list[tuple[str
         "artifactType": CACHE,
         "config": Descriptor.of(config, IMAGE_CONFIG).to_json(),
         "layers": [named],
-        "annotations": {TITLE: "tuned caches", f"{PREFIX}.keys": ",".join(keys)},
+        "annotations": {TITLE: "tuned caches", _KEYS: _keys(caches)},
     }
     return Manifest.of(canonical_json(value)), [(IMAGE_CONFIG, config), (LAYER_GZIP, layer)]
 
 
-def _labels(keys: Sequence[str], summaries: Sequence[dict[str, Any]]) -> dict[str, str]:
+def _labels(caches: Sequence[CacheOfKey]) -> dict[str, str]:
     """What is inside, and how KServe is to mount it: this folder of the image at the path that the variable names."""
     return {
-        f"{PREFIX}.keys": ",".join(keys),
-        f"{PREFIX}.caches": json.dumps(summaries, sort_keys=True),
+        _KEYS: _keys(caches),
+        f"{PREFIX}.caches": json.dumps([_summary(one) for one in caches], sort_keys=True),
         "io.kserve.km/framework": "flashinfer",
         "io.kserve.km/cache-type": "flashinfer-autotune",
-        "io.kserve.km/cache-hash": ",".join(Key.parse(key).hash for key in keys),
+        "io.kserve.km/cache-hash": ",".join(one.key.hash for one in caches),
         "io.kserve.km/cache-mount-subpath": FOLDER,
         "io.kserve.km/cache-root-env": f"PIPELINE_AUTOTUNE_CACHE_DIR={CACHE_ROOT}",
     }
 
 
-def _architecture(keys: Sequence[str]) -> str:
+def _keys(caches: Sequence[CacheOfKey]) -> str:
+    return ",".join(str(one.key) for one in caches)
+
+
+def _architecture(caches: Sequence[CacheOfKey]) -> str:
     """The platform that the caches are for. A GPU's cache says none: most hosts of GPUs are amd64."""
-    arches = {Key.parse(key).arch for key in keys}
-    return "arm64" if arches & {"cpu-aarch64", "cpu-arm64"} else "amd64"
+    return "arm64" if {one.key.arch for one in caches} & {"cpu-aarch64", "cpu-arm64"} else "amd64"
 
 
-def _summary(root: Path, key: str) -> dict[str, Any]:
+def _summary(cache: CacheOfKey) -> dict[str, Any]:
     """What one wants to know of a key before it is pulled; docs/reference/release.md has the fields."""
-    stored = next(one for one in walk(root).keys if str(one.key) == key)
-    manifest = stored.manifest
+    manifest = cache.manifest
     assert manifest is not None  # merge_roots took sound keys alone
     host = manifest.record.host
     return {
-        "key": key,
+        "key": str(cache.key),
         "model": manifest.plan.model,
         "plan": manifest.plan.digest,
-        "manifest": sha256_file(stored.path / MANIFEST_FILE),
+        "manifest": sha256_file(cache.path / MANIFEST_FILE),
         "device": ", ".join(dict.fromkeys(host.gpus)) or str(host.cpu.get("model", "")),
         "ranks": len(manifest.ranks),
     }
