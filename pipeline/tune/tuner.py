@@ -201,7 +201,7 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
             key.file_key,
             key.nearest_profile,
             type(runner).__name__,
-            _at._tactic_to_json(tactic),
+            flashinfer_api.tactic_json(tactic),
         )
         asked = (custom_op, tuple(runners), tuning_config, list(inputs or ()), self._kwargs, lookup, self._offered)
         return found, Question(*asked)
@@ -241,7 +241,7 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
         if self._forbid:
             raise ReplayMeasured(f"{self._op} {shapes}: {name} {tactic} was measured")
         profile = self._find_nearest_profile(shapes, tuning_config)
-        tried = _at._tactic_to_json(tactic)
+        tried = flashinfer_api.tactic_json(tactic)
 
         def note(time_ms: float, error: str = "") -> None:
             self.watch.samples.append(Sample(self._op, name, tried, profile, time_ms, error))

@@ -20,8 +20,9 @@ from pipeline.__main__ import main
 from pipeline.contract.commandline import Parser, seconds
 from pipeline.contract.digest import sha256_json
 from pipeline.contract.errors import UsageError
-from pipeline.contract.places import MANIFEST_FILE
+from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 from pipeline.contract.plan import Layout, OpPlan, Plan
+from pipeline.contract.record import make_key
 from pipeline.image.request import add_build_options, add_model
 from pipeline.tune import publish
 from pipeline.tune.__main__ import main as tuner
@@ -131,6 +132,34 @@ def test_the_newest_sound_cache_of_this_environment_is_used(tmp_path: Path) -> N
     for place, said in ((tmp_path / "empty", "there is none in"), (tmp_path / "absent", "is not a directory")):
         (note,) = find_earlier(place, samples.record(H200)).notes
         assert note.startswith("no earlier cache was used: ") and said in note and str(place) in note
+
+
+@pytest.mark.parametrize("damage", ["cut", "edited", "no manifest", "manifest cut", "entry gone"])
+def test_a_damaged_earlier_cache_is_not_used_and_an_older_sound_one_is(tmp_path: Path, damage: str) -> None:
+    place = samples.write(tmp_path / "new", H200, ended="2026-06-01T00:00:00Z")
+    cache, manifest = place / CACHE_FILE, place / MANIFEST_FILE
+    if damage == "cut":
+        cache.write_bytes(cache.read_bytes()[:-9])
+    elif damage == "edited":
+        cache.write_text(cache.read_text().replace("3", "4"))
+    elif damage == "no manifest":
+        manifest.unlink()
+    elif damage == "manifest cut":
+        manifest.write_bytes(manifest.read_bytes()[:-9])
+    else:
+        entries = json.loads(cache.read_text())
+        del entries[samples.entry_key(8)]
+        cache.write_text(json.dumps(entries))
+    found = find_earlier(tmp_path / "new", samples.record(H200))
+    assert (found.cache, found.covered) == (b"", ())
+    (note,) = found.notes
+    assert note.startswith("the earlier cache 0.6.16.post3/90a/") and " was not used: " in note
+    made, data = samples.manifest(H200)
+    other = replace(made.plan, seed=made.plan.seed, ops=(replace(made.plan.ops[0], shape={"n": 256, "k": 64}),))
+    samples.write(tmp_path / "new", H200, plan=other, key=str(make_key(other.digest, made.record)))
+    found = find_earlier(tmp_path / "new", samples.record(H200))
+    assert found.cache == data and len(found.covered) == 3
+    assert found.notes[-1].startswith("began with 3 buckets of the earlier cache ")
 
 
 def test_two_results_of_one_key_at_once_are_put_in_place_one_after_the_other(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,19 @@ def test_a_missing_version_is_a_name_among_the_missing(tmp_path: Path, monkeypat
     with pytest.raises(FlashInferMoved) as caught:
         flashinfer_api.load()
     assert "missing: flashinfer.version.__version__" in caught.value.details
+
+
+def test_private_names_stand_in_one_file() -> None:
+    """But for the methods that the subclass of AutoTuner overrides and calls on itself."""
+    names = [*(name for some in flashinfer_api.NAMES.values() for name in some), *flashinfer_api.INSTANCE]
+    private = sorted({last for name in [*names, *flashinfer_api.NEWER] if (last := name.rpartition(".")[2])[0] == "_"})
+    found = re.compile(rf"(?<!self)(?<!super\(\))\.({'|'.join(private)})\b")
+    place = Path(flashinfer_api.__file__).parent
+    where = [
+        path for path in place.rglob("*.py") if path.name != "flashinfer_api.py" and found.search(path.read_text())
+    ]
+    assert len(private) > 10
+    assert [path.name for path in where] == []
 
 
 def _lay(root: Path, monkeypatch: pytest.MonkeyPatch, package: str, version: str) -> Path:
