@@ -113,7 +113,7 @@ class Measured:
             entry=lookup.key,
             runner=lookup.runner,
             tactic=lookup.tactic,
-            # Distinct ones: a newer FlashInfer times some of them twice
+            # Distinct ones: what was wrong is tuned again, and FlashInfer may time some of them twice
             candidates=len({(s.runner, canonical_json(s.tactic)) for s in tried}),
             failed=len({(s.runner, canonical_json(s.tactic)) for s in tried if not isfinite(s.time_ms)}),
             time_ms=round(times[0], 6) if times and isfinite(times[0]) else None,

@@ -24,8 +24,7 @@ from pipeline.contract.manifest import Covered
 from pipeline.contract.places import ENV_WORKSPACE
 from pipeline.contract.plan import OpPlan
 
-from .processes import stopped
-from .steps import Crash, RankStep
+from .steps import Crash, RankStep, stopped
 from .strategies import weights
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # what a full disk answers

@@ -149,9 +149,9 @@ def replay_rank(directory: Path, place: Path, steps: Steps) -> None:
     from pipeline.flashinfer.ops import is_skipped
 
     from . import flashinfer_api
-    from .device import take_device
     from .ops import spec_of
     from .record import differences, read_record
+    from .session import take_device
     from .tuner import ObservedTuner
 
     rank = int(os.environ["RANK"])

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +32,6 @@ from .compare.decide import SECONDS, Budget
 from .compare.second import Second
 from .coverage import Measured
 from .cpu_shim import CPU_KNOBS
-from .device import shared_note, take_device
 from .ops import spec_of
 from .record import read_record
 from .steps import Crash
@@ -46,6 +45,10 @@ if TYPE_CHECKING:
 
 class PlanElsewhere(UsageError):
     """The plan was made for another FlashInfer, device or number of ranks than are here."""
+
+
+class TooFewGpus(UsageError):
+    """There are more ranks on this host than GPUs, and sharing was not asked for."""
 
 
 class DeviceChanged(WarmUpError):
@@ -179,6 +182,26 @@ def begin(options: Options, steps: Steps) -> Session:
     return session
 
 
+def take_device(plan: Plan, *, share_gpu: bool) -> torch.device:
+    """This rank's device, made current. Raises `TooFewGpus`.
+
+    The local rank is the launcher's; a launcher that sets none runs one host, where it is the rank.
+    """
+    if plan.device == "cpu":
+        return torch.device("cpu")
+    local = int(os.environ.get("LOCAL_RANK") or os.environ["RANK"])
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ["WORLD_SIZE"])
+    found = torch.cuda.device_count()
+    if found == 0 or (ranks > found and not share_gpu):
+        raise TooFewGpus(
+            f"{ranks} ranks on this host, {found} GPUs visible",
+            hint="make as many GPUs visible as the plan has ranks; --share-gpu lets them share, with worthless timings",
+        )
+    device = torch.device("cuda", local % found)
+    torch.cuda.set_device(device)
+    return device
+
+
 def _check_plan(plan: Plan, record: Record, world: int) -> None:
     """Refuse a plan that was not made for this environment; raise `PlanElsewhere` with every reason."""
     wrong: list[str] = []
@@ -257,6 +280,17 @@ def _device_facts(rank: int, device: torch.device) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(device)
         gpu, uuid = torch.cuda.get_device_name(device), str(properties.uuid)
     return {"rank": rank, "host": socket.gethostname(), "device": str(device), "gpu": gpu, "uuid": uuid}
+
+
+def shared_note(facts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the manifest says where ranks shared a GPU; nothing where none did."""
+    places = [(fact["host"], fact["uuid"]) for fact in facts if fact["uuid"]]
+    if len(places) == len(set(places)):
+        return []
+    return [
+        f"{len(places)} ranks shared {len(set(places))} GPU: they disturbed each other, so every time in this manifest "
+        "is without meaning and the choices are no better than chance; not for use"
+    ]
 
 
 def _terms(plan: Plan, record: Record, options: Options) -> dict[str, Any]:

@@ -189,6 +189,20 @@ class Steps:
         self._length = len(text)
 
 
+def process_state(pid: int) -> str:
+    """The kernel's letter for a process (R, S, D, T stopped, Z zombie), or empty where there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[0]
+
+
+def stopped(letter: str) -> bool:
+    """Whether the kernel's letter is that of a process stopped by a signal or a debugger."""
+    return letter in ("T", "t")
+
+
 def step_path(work: Path, rank: int) -> Path:
     """The step file of a rank."""
     return work / f"rank-{rank}.step.json"

@@ -101,12 +101,6 @@ def hang_of_rank_1(after):
 # ── what a place does ──
 
 
-def note(inputs, tactic):
-    """Write down each measurement."""
-    with (pathlib.Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / "noted").open("a") as stream:
-        stream.write(f"{len(inputs[0])} {tactic}\n")
-
-
 def change_file():
     with (pathlib.Path(sys.argv[1]) / "autotune_configs.json").open("ab") as stream:
         stream.write(b"\n")
@@ -212,7 +206,6 @@ FAULTS = {
     "too_slow": {"before_tactic": on_call(5, lambda: time.sleep(LONG))},
     "too_slow_everywhere": {"before_tactic": lambda *_: time.sleep(LONG)},
     "slow": {"before_tactic": lambda *_: time.sleep(0.05)},
-    "slow_and_noted": {"cpu_mm": lambda *_: time.sleep(0.05), "before_tactic": note},
     "slow_preparation": {"preparing": on_call(2, lambda: time.sleep(LONG))},
     "stuck_in_narrow": {"before_tactic": lambda inputs, _: inputs[1].shape == (64, 96) and time.sleep(LONG)},
     "killed_when_all_is_done": {"done": kill},

@@ -22,7 +22,7 @@ from flashinfer.gemm import gemm_base
 from pipeline.cache.otherkeys import other_keys, other_shapes
 from pipeline.contract.plan import Layout, OpPlan, Plan
 from pipeline.flashinfer.ops import BACKENDS
-from pipeline.tune import device, flashinfer_api, jit, ops
+from pipeline.tune import flashinfer_api, jit, ops, session
 from pipeline.tune.ops import cutlass, gemm, spec_of
 from pipeline.tune.ops.reference import values
 
@@ -154,12 +154,12 @@ def devices() -> list[str]:
     torch.cuda.device_count = lambda: 1
     torch.cuda.set_device = lambda _: None
     try:
-        device.take_device(plan, share_gpu=False)
-    except device.TooFewGpus as error:
+        session.take_device(plan, share_gpu=False)
+    except session.TooFewGpus as error:
         refused = error.message
-    taken = device.take_device(plan, share_gpu=True)
+    taken = session.take_device(plan, share_gpu=True)
     facts = [{"host": "h", "uuid": "u"}] * 2
-    return [refused, str(taken), *device.shared_note(facts), *device.shared_note(facts[:1])]
+    return [refused, str(taken), *session.shared_note(facts), *session.shared_note(facts[:1])]
 
 
 def needed() -> list[str]:

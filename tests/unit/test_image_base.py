@@ -20,7 +20,7 @@ from pipeline.image import base
 from pipeline.image.containers import Ended
 from pipeline.image.resolve import from_name
 from pipeline.image.session import Session
-from pipeline.tune.processes import process_state
+from pipeline.tune.steps import process_state
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.run import ProcessFailed, ProcessTimedOut, ProgramMissing, clean_environment, describe, run
-from pipeline.tune.processes import process_state
+from pipeline.tune.steps import process_state
 
 
 def python(code: str) -> list[str]:
