@@ -6,15 +6,19 @@ processes of a host. Standard library only.
 
 The step names the tactic that runs at the moment (`Attempt`), so that one that ends its process, or never returns, can
 be left out when the ranks are started again.
+
+Also: what the kernel says of a process, and a process that ends with the one that started it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
 import mmap
 import os
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,6 +28,8 @@ from typing import Any
 from pipeline.contract.digest import canonical_json
 from pipeline.contract.places import CACHE_FILE
 
+ENV_STARTER = "PIPELINE_TUNE_STARTER"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SIZE = 8192  # bytes of a step file; the JSON is padded with spaces
 _TEXT = 300  # characters kept of a text: six bytes each at worst, so that the JSON always fits
 _LONGEST = 2000  # characters of an attempt as JSON
@@ -201,6 +207,24 @@ def process_state(pid: int) -> str:
 def stopped(letter: str) -> bool:
     """Whether the kernel's letter is that of a process stopped by a signal or a debugger."""
     return letter in ("T", "t")
+
+
+def starter() -> dict[str, str]:
+    """What the environment of a process that this one starts says about its starter."""
+    return {ENV_STARTER: str(os.getpid())}
+
+
+def die_with_parent() -> None:
+    """End with the process that started this one; at once where that has ended already.
+
+    The kernel sends the signal to those that have asked for it. One whose starter ended before that asks too late: it
+    has another parent by now.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    named = os.environ.get(ENV_STARTER, "")
+    if named.isdecimal() and int(named) != os.getppid():
+        os.kill(os.getpid(), signal.SIGKILL)  # as the kernel would have
 
 
 def step_path(work: Path, rank: int) -> Path:

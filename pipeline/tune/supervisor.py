@@ -31,8 +31,7 @@ from pipeline.contract.places import ENV_WORKSPACE
 
 from . import hooks
 from .failures import RanksFailed, RankState, RankTrouble, Situation, diagnose, read_failure
-from .steps import Crash, RankStep, process_state, read_step, stack_path, stopped
-from .worker import starter
+from .steps import Crash, RankStep, process_state, read_step, stack_path, starter, stopped
 
 MARGIN = 10.0  # seconds that the watchdog waits beyond the group's timeout, so that the group speaks first
 START_SECONDS = 240.0  # for all ranks to have started, imports and all

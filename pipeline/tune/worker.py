@@ -11,8 +11,6 @@ said that it is there, so that even an import that hangs is seen.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
@@ -27,31 +25,11 @@ from pipeline.contract.files import write_json
 
 from . import hooks
 from .failures import describe, failure_path
-from .steps import Steps, stack_path, step_path
+from .steps import Steps, die_with_parent, stack_path, step_path
 
-ENV_STARTER = "PIPELINE_TUNE_STARTER"
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _FAREWELL_SECONDS = 30.0  # how long a failed rank waits to be ended by its supervisor
 _RESERVE = 16 << 10  # bytes kept for a rank's failure, so that it can be written on a full disk too
 _PATIENCE = 60.0  # seconds that the second process may take for one answer, inputs and all
-
-
-def starter() -> dict[str, str]:
-    """What the environment of a process that this one starts says about its starter."""
-    return {ENV_STARTER: str(os.getpid())}
-
-
-def die_with_parent() -> None:
-    """End with the process that started this one; at once where that has ended already.
-
-    The kernel sends the signal to those that have asked for it. One whose starter ended before that asks too late: it
-    has another parent by now.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    named = os.environ.get(ENV_STARTER, "")
-    if named.isdecimal() and int(named) != os.getppid():
-        os.kill(os.getpid(), signal.SIGKILL)  # as the kernel would have
 
 
 def live(rank: int, work: Path, body: Callable[[Steps], None]) -> int:

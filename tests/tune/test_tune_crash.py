@@ -137,7 +137,7 @@ def test_a_sample_that_never_ends_on_a_gpu_is_named_while_it_is_waited_for(
 ) -> None:
     """Samples of a GPU are launched one after the other, and waited for later."""
     op = replace(make_plan().ops[1], buckets=(128,))
-    done = tune(tuner, make_plan(ops=(op,)), tmp_path, "hanging_sample", *COMPARE, rank="*", timeout=6)
+    done = tune(tuner, make_plan(ops=(op,)), tmp_path, "hanging_sample", *COMPARE, rank="*", timeout=20)
     assert done.status == 0, done.stderr
     (row,) = blocked(tmp_path / "out")
     assert (row["bucket"], row["tactic"]) == (128, ["upcast", "nk", 0, 0, 1])

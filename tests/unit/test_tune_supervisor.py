@@ -20,9 +20,8 @@ from pipeline.contract.errors import PipelineError
 from pipeline.contract.places import ENV_WORKSPACE
 from pipeline.tune import supervisor
 from pipeline.tune.failures import RanksFailed, RankTrouble, Stall
-from pipeline.tune.steps import Attempt, Crash, RankStep, Steps, process_state, read_step, step_path
+from pipeline.tune.steps import ENV_STARTER, Attempt, Crash, RankStep, Steps, process_state, read_step, step_path
 from pipeline.tune.supervisor import MARGIN, RESTARTS, START_SECONDS, Launch, Nodes, environment, overdue
-from pipeline.tune.worker import ENV_STARTER
 
 ONE, OTHER = (Attempt("bf16_gemm", "Runner", [number], [[16, 8]], 16) for number in (1, 2))
 
@@ -143,7 +142,7 @@ def test_nothing_that_a_rank_started_is_left(tmp_path: Path) -> None:
 def test_a_process_whose_starter_has_ended_does_not_begin(starter: str) -> None:
     """One whose starter ends later is shown in tests/tune, with real ranks."""
     starter = str(os.getpid()) if starter == "this process" else starter
-    code = "from pipeline.tune.worker import die_with_parent; die_with_parent(); print('began')"
+    code = "from pipeline.tune.steps import die_with_parent; die_with_parent(); print('began')"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, ENV_STARTER: starter},

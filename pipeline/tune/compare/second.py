@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline import run
 from pipeline.tune import hooks
-from pipeline.tune.worker import die_with_parent, starter
+from pipeline.tune.steps import die_with_parent, starter
 
 from .decide import Key
 
