@@ -177,8 +177,8 @@ _PACKAGES = "`make .venv/ready` makes an environment with all; `cache` and `expl
 
 # What a disk, a mount or a permission may answer to any write.
 _SURROUNDINGS = {
-    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOENT, errno.EISDIR,
-    errno.EIO, errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST,
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR,
+    errno.EIO, errno.ENAMETOOLONG, errno.ELOOP,
 }  # fmt: skip
 
 

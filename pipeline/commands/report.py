@@ -47,24 +47,33 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def summarize(outcome: Outcome) -> None:
-    """Write the page of an image that was built a moment ago, and show the summary on stderr."""
+    """Show the summary of an image that was built a moment ago, and write its page where there is none yet."""
     from pipeline import log
     from pipeline.contract.files import write_whole
     from pipeline.home import cache_home
     from pipeline.image.names import plain
-    from pipeline.report.facts import gather, keep
-    from pipeline.report.page import page
+    from pipeline.report.facts import gather, keep, kept, of_outcome
     from pipeline.report.terminal import show
 
     from .locations import image_in_engine
 
-    home = cache_home()
+    home, verdict = cache_home(), outcome.finished.verdict
     target = home / "reports" / f"{plain(outcome.image, 120)}.html"
-    with image_in_engine(outcome.image) as (client, _):
-        keep(home, outcome.finished.verdict, dict(outcome.steps))
-        facts = gather(client, outcome.image, home)
+    if kept(home, verdict.identity)[0] != verdict or not _is_of(target, verdict.identity):
+        from pipeline.report.page import page
+
+        keep(home, verdict, dict(outcome.steps))
+        try:
+            with image_in_engine(outcome.image) as (client, _):
+                write_whole(target, page(gather(client, outcome.image, home)).encode())
+        except OSError as error:
+            log.warn(f"{target} was not written: {error.strerror}; `pipeline report {outcome.image}` writes the page")
+    show(outcome, of_outcome(outcome), str(target) if target.is_file() else "")
+
+
+def _is_of(page: Path, identity: str) -> bool:
+    """Whether a page is of the image with this identity."""
     try:
-        write_whole(target, page(facts).encode())
-    except OSError as error:
-        log.warn(f"{target} was not written: {error.strerror}; `pipeline report {outcome.image}` writes the page")
-    show(outcome, facts, str(target) if target.is_file() else "")
+        return identity in page.read_text(encoding="utf-8")
+    except OSError:
+        return False

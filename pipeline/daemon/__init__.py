@@ -1,13 +1,13 @@
 """Find, start and remove a Docker Engine. Thin over the docker SDK and the docker CLI.
 
 `ensure()` returns an `Engine` that answers, `connect(engine)` the docker SDK's client for it, and
-`buildx.environment(engine)` what `docker buildx` needs to use it. `device_lock` keeps two runs from timing one device
+`engine.environment()` what `docker buildx` needs to use it. `device_lock` keeps two runs from timing one device
 at the same time. Errors are `DockerError`s, exit code 4.
 """
 
 from __future__ import annotations
 
-from .client import Engine, NoEngine, Tls, at_address, connect, engine_from, find
+from .client import Engine, NoEngine, at_address, connect, engine_from, find
 from .lock import device_lock, locked
 from .manage import Status, down, ensure, remove, status, up
 
@@ -15,7 +15,6 @@ __all__ = [
     "Engine",
     "NoEngine",
     "Status",
-    "Tls",
     "at_address",
     "connect",
     "device_lock",

@@ -42,20 +42,12 @@ class NoEngine(DockerError):
 
 
 @dataclass(frozen=True)
-class Tls:
-    """A folder with `ca.pem`, `cert.pem` and `key.pem`, and whether the engine's certificate is checked."""
-
-    folder: str
-    verify: bool = True
-
-
-@dataclass(frozen=True)
 class Engine:
     """An engine that answered, as its /info describes it (Engine API 1.42 to 1.51).
 
     `host` is its address as DOCKER_HOST takes it; `source` says who named it: `DOCKER_HOST`, `context NAME`, `default
     socket` or `private`. `cdi_devices` are the CDI devices that are known, such as `nvidia.com/gpu=all`; `name` is the
-    host name of the engine's machine.
+    host name of the engine's machine; `tls` a folder with `ca.pem`, `cert.pem` and `key.pem`, or empty.
     """
 
     host: str
@@ -72,7 +64,7 @@ class Engine:
     cdi: bool  # whether CDI devices can be requested
     cdi_devices: tuple[str, ...]
     name: str
-    tls: Tls | None = None
+    tls: str = ""
 
     @property
     def store(self) -> str:
@@ -85,12 +77,13 @@ class Engine:
         return self.host.startswith("unix://")
 
     def environment(self) -> dict[str, str]:
-        """What the docker CLI needs in its environment to use this engine and no other (empty counts as unset)."""
-        env = {"DOCKER_HOST": self.host, "DOCKER_CONTEXT": "", "DOCKER_TLS_VERIFY": "", "DOCKER_TLS": ""}
-        if self.tls is not None:
-            env["DOCKER_CERT_PATH"] = self.tls.folder
-            env["DOCKER_TLS_VERIFY" if self.tls.verify else "DOCKER_TLS"] = "1"
-        return env
+        """What makes the docker CLI use this engine, and buildx its own BuildKit (empty counts as unset).
+
+        The builder `default` is the one of the engine that DOCKER_HOST names.
+        """
+        env = {"DOCKER_HOST": self.host, "BUILDX_BUILDER": "default"}
+        env |= dict.fromkeys(("DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_TLS"), "")
+        return {**env, "DOCKER_CERT_PATH": self.tls, "DOCKER_TLS_VERIFY": "1"} if self.tls else env
 
 
 def config_folder(env: Mapping[str, str] | None = None) -> Path:
@@ -106,7 +99,7 @@ def connect(engine: Engine, *, timeout: int = _TIMEOUT) -> DockerClient:
 
 def find() -> Engine | None:
     """The engine that answers, None where there is none and none was named; raise `DockerError` for a bad one."""
-    named, own = _named(), private.places()
+    named, own = _named(), private.folders()
     if named is not None and named[0] != own.host:
         return at_address(*named)
     if named is None and _served(DEFAULT_SOCKET):
@@ -118,7 +111,7 @@ def find() -> Engine | None:
     return None
 
 
-def at_address(host: str, source: str, tls: Tls | None = None) -> Engine:
+def at_address(host: str, source: str, tls: str = "") -> Engine:
     """The engine at an address; raise `DockerError` when none answers or it cannot be used."""
     if not host.startswith("ssh://"):
         # The SDK imports paramiko wherever it is installed, which takes longer than all else that a repeated build
@@ -150,9 +143,7 @@ def at_address(host: str, source: str, tls: Tls | None = None) -> Engine:
     return engine
 
 
-def engine_from(
-    host: str, source: str, info: Mapping[str, Any], api_version: str = "", tls: Tls | None = None
-) -> Engine:
+def engine_from(host: str, source: str, info: Mapping[str, Any], api_version: str = "", tls: str = "") -> Engine:
     """Read the body of /info; fields that an old engine does not send are empty."""
     rows = info.get("DriverStatus") or ()
     folders = tuple(str(folder) for folder in info.get("CDISpecDirs") or ())
@@ -192,24 +183,20 @@ def _cdi_devices(folders: Sequence[str]) -> Iterator[str]:
                 yield from [f"{spec['kind']}={device['name']}" for device in spec["devices"]]
 
 
-def _client(host: str, tls: Tls | None, version: str, timeout: int) -> DockerClient:
+def _client(host: str, tls: str, version: str, timeout: int) -> DockerClient:
     """The SDK's client for an API version; nothing is asked yet."""
     from docker.tls import TLSConfig
 
     from docker import DockerClient
 
     config: Any = False
-    if tls is not None:
-        folder = Path(tls.folder)
-        pair = (str(folder / "cert.pem"), str(folder / "key.pem"))
-        config = TLSConfig(
-            client_cert=pair if all(Path(p).is_file() for p in pair) else None,
-            ca_cert=str(folder / "ca.pem") if tls.verify else None,
-            verify=tls.verify,
-        )
+    if tls:
+        pair = (f"{tls}/cert.pem", f"{tls}/key.pem")
+        own = pair if all(Path(file).is_file() for file in pair) else None
+        config = TLSConfig(client_cert=own, ca_cert=f"{tls}/ca.pem", verify=True)
     # The ssh program, not paramiko's own client: it knows the user's keys, agent and jump hosts.
     client = DockerClient(base_url=host, version=version, tls=config, timeout=timeout, use_ssh_client=True)
-    if tls is not None:
+    if tls:
         # Else REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE would win over the engine's own certificates.
         client.api.trust_env = False
     return client
@@ -301,20 +288,19 @@ def _served(path: Path) -> bool:
     return True
 
 
-def _named() -> tuple[str, str, Tls | None] | None:
+def _named() -> tuple[str, str, str] | None:
     """Address, source and certificates of the engine that the user names; None for the default socket."""
     host = os.environ.get("DOCKER_HOST")
     config = config_folder()
     if host:
-        verify = bool(os.environ.get("DOCKER_TLS_VERIFY"))
-        folder = os.environ.get("DOCKER_CERT_PATH") or str(config)
-        return host, "DOCKER_HOST", Tls(folder, verify) if verify or os.environ.get("DOCKER_TLS") else None
+        secure = os.environ.get("DOCKER_TLS_VERIFY") or os.environ.get("DOCKER_TLS")
+        return host, "DOCKER_HOST", os.environ.get("DOCKER_CERT_PATH") or str(config) if secure else ""
     if not os.environ.get("DOCKER_CONTEXT") and not (config / "config.json").is_file():
         return None
     return _context()
 
 
-def _context() -> tuple[str, str, Tls | None] | None:
+def _context() -> tuple[str, str, str] | None:
     """The docker CLI's current context, None for `default`.
 
     The CLI is asked: the SDK takes the default socket in place of a context that does not exist, and finds none where
@@ -332,5 +318,4 @@ def _context() -> tuple[str, str, Tls | None] | None:
         ) from error
     if name == "default":
         return None
-    tls = Tls(str(certificates), not endpoint.get("SkipTLSVerify")) if certificates.is_dir() else None
-    return host, f"context {name}", tls
+    return host, f"context {name}", str(certificates) if certificates.is_dir() else ""

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import log
 from pipeline.contract.errors import DockerError
+from pipeline.run import ProcessFailed, ProgramMissing, run
 
-from . import buildx, debian, private
+from . import debian, private
 from .client import OLDEST, Engine, NoEngine, find
 from .lock import locked
 
 _SYS_ADMIN = 21  # bit of CAP_SYS_ADMIN in CapEff (capabilities(7))
 _LOCK = "the private engine"
+OLDEST_BUILDX = (0, 10, 0)  # the first with `--provenance`
+
+
+class BuildxMissing(DockerError):
+    """The docker CLI or its buildx plugin is missing or too old."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,9 @@ def ensure(store: str | None = None) -> Engine:
     `store` (`classic` or `containerd`) is that of an engine that must be started; None means as at its last start, at
     first classic. An engine that answers is used with the store that it has. Raises `DockerError`.
     """
-    buildx.note_other_builder()
+    builder = os.environ.get("BUILDX_BUILDER", "")
+    if builder not in ("", "default"):  # those of other drivers have neither the engine's images nor its GPUs
+        log.note(f"BUILDX_BUILDER={builder} is not used: images are built by the Docker Engine that runs them")
     engine = find() or _start(store)
     version = _buildx(engine)
     log.note(
@@ -59,7 +68,9 @@ def up(store: str | None = None) -> Engine:
         again = f"`pipeline daemon down && pipeline daemon up --store {store}`"
         wanted = str(store == "containerd").lower()
         change = (
-            again if engine.host == private.places().host else f'set "containerd-snapshotter": {wanted} in its features'
+            again
+            if engine.host == private.folders().host
+            else f'set "containerd-snapshotter": {wanted} in its features'
         )
         raise DockerError(
             f"the engine at {engine.host} ({engine.source}) uses the {engine.store} image store",
@@ -70,7 +81,7 @@ def up(store: str | None = None) -> Engine:
 
 def down() -> bool:
     """Stop the private engine; return whether one was running. Other engines are left alone."""
-    at = private.places()
+    at = private.folders()
     if not at.root.exists() and not at.run.exists():
         return False
     _require_root("stop the private engine")
@@ -80,7 +91,7 @@ def down() -> bool:
 
 def remove(*, data: bool = False) -> tuple[str, ...]:
     """Stop the private engine and undo its installation; with `data` delete its images too. Return what was removed."""
-    at = private.places()
+    at = private.folders()
     _require_root("remove what was installed")
     done = []
     with locked(at.lock, _LOCK):
@@ -99,7 +110,7 @@ def remove(*, data: bool = False) -> tuple[str, ...]:
 
 def status() -> Status:
     """Look without changing anything."""
-    at = private.places()
+    at = private.folders()
     engine = find()
     return Status(
         engine=engine,
@@ -114,7 +125,7 @@ def status() -> Status:
 
 def _start(store: str | None) -> Engine:
     """Start the private engine, or return the one that another process started meanwhile."""
-    at = private.places()
+    at = private.folders()
     why = _why_not()
     if why:
         raise NoEngine(f"no Docker Engine answers, and {why}", hint=remedy())
@@ -129,15 +140,38 @@ def _start(store: str | None) -> Engine:
     return engine
 
 
-def _buildx(engine: Engine) -> buildx.Version:
+def _buildx(engine: Engine) -> tuple[int, ...]:
     try:
-        return buildx.version()
-    except buildx.BuildxMissing as error:
+        return buildx_version()
+    except BuildxMissing as error:
         if os.geteuid() != 0 or not debian.supported():
             raise
         log.note(f"{engine.host} answers, but {error.message}")
-        debian.install_buildx(private.places().root / "apt.log")
-        return buildx.version()
+        debian.install_buildx(private.folders().root / "apt.log")
+        return buildx_version()
+
+
+def buildx_version() -> tuple[int, ...]:
+    """What `docker buildx version` says: `github.com/docker/buildx v0.29.1 …` or Debian's `0.13.1+ds1 …`.
+
+    Raises `BuildxMissing` where there is none, or it is too old.
+    """
+    hint = (
+        "install docker-buildx (Debian 13, Ubuntu) or docker-buildx-plugin (Docker's own packages); as root on Debian "
+        "`pipeline daemon up` does it"
+    )
+    try:
+        said = run(["docker", "buildx", "version"], capture=True, timeout=60).stdout
+    except ProgramMissing as error:
+        raise BuildxMissing("the docker command, which runs buildx, is not on PATH", hint=hint) from error
+    except ProcessFailed as error:
+        raise BuildxMissing("the docker command has no buildx plugin", hint=hint, details=error.details[:3]) from error
+    number = re.search(r"\bv?(\d+)\.(\d+)\.(\d+)", said)
+    found = tuple(map(int, number.groups())) if number else ()
+    if found < OLDEST_BUILDX:
+        have = ".".join(map(str, found)) or "of unknown version"
+        raise BuildxMissing(f"buildx is {have}; {'.'.join(map(str, OLDEST_BUILDX))} or newer is needed", hint=hint)
+    return found
 
 
 def _require_root(what: str) -> None:

@@ -47,7 +47,7 @@ _STORES = {"classic": False, "containerd": True}
 
 
 @dataclass(frozen=True)
-class Places:
+class Folders:
     """The two folders of a private engine: what stays, and what a reboot may empty."""
 
     root: Path
@@ -84,13 +84,13 @@ class Places:
         return f"tip{self.run.name}"
 
 
-def places(home: Path | None = None) -> Places:
-    """The places of the private engine below `home` (default: this user's cache folder)."""
+def folders(home: Path | None = None) -> Folders:
+    """The folders of the private engine below `home` (default: this user's cache folder)."""
     root = (home or cache_home()).absolute() / "daemon"
-    return Places(root, _RUN / sha256_bytes(str(root).encode())[:8])
+    return Folders(root, _RUN / sha256_bytes(str(root).encode())[:8])
 
 
-def store(at: Places) -> str:
+def store(at: Folders) -> str:
     """The image store that the engine was last started with; `classic` before the first start."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         features = json.loads(at.config.read_text(encoding="utf-8")).get("features", {})
@@ -98,7 +98,7 @@ def store(at: Places) -> str:
     return "classic"
 
 
-def processes(at: Places) -> dict[int, str]:
+def processes(at: Folders) -> dict[int, str]:
     """The engine's processes and those in its containers and build steps: process id to name. Zombies are left out.
 
     An engine's process names its folders on the command line; one in a container or a build step has a root file system
@@ -131,12 +131,20 @@ def _unescaped(text: bytes) -> bytes:
     return re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), text)
 
 
-def running(at: Places) -> bool:
-    """Whether both programs of the engine run."""
-    return at.socket.is_socket() and {"dockerd", "containerd"} <= set(processes(at).values())
+def running(at: Folders) -> bool:
+    """Whether both programs of the engine listen."""
+    return _listens(at.socket) and _listens(at.run / "containerd.sock")
 
 
-def _answers(at: Places) -> bool:
+def _listens(path: Path) -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(2.0)
+        connection.connect(str(path))
+        return True
+    return False
+
+
+def _answers(at: Folders) -> bool:
     """Whether the engine answers a ping."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(2.0)
@@ -146,7 +154,7 @@ def _answers(at: Places) -> bool:
     return False
 
 
-def start(at: Places, image_store: str) -> None:
+def start(at: Folders, image_store: str) -> None:
     """Start containerd and dockerd and wait until the engine answers; an engine that runs is left alone.
 
     Raises `DockerError` with the last lines of the log when it does not come up; then nothing is left running.
@@ -189,7 +197,7 @@ def start(at: Places, image_store: str) -> None:
     log.note(f"private engine started: DOCKER_HOST={at.host} (log: {at.log})")
 
 
-def _settings(at: Places, image_store: str) -> dict[str, object]:
+def _settings(at: Folders, image_store: str) -> dict[str, object]:
     return {
         "data-root": str(at.root / "data"),
         "exec-root": str(at.run / "exec"),
@@ -204,7 +212,7 @@ def _settings(at: Places, image_store: str) -> dict[str, object]:
     }
 
 
-def _bridge(at: Places) -> str:
+def _bridge(at: Folders) -> str:
     """`none`; a bridge where there is a docker0, which dockerd with `none` deletes although it is another engine's."""
     if not Path("/sys/class/net/docker0").exists():
         return "none"
@@ -213,7 +221,7 @@ def _bridge(at: Places) -> str:
     return at.bridge
 
 
-def _launch(name: str, *words: str, at: Places) -> None:
+def _launch(name: str, *words: str, at: Folders) -> None:
     """Start a program in a session of its own, so that it outlives this process, with its output in a log."""
     output = at.root / f"{name}.log"
     if output.is_file() and output.stat().st_size > _ROTATE:
@@ -238,7 +246,7 @@ def _in_time(done: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def _wait(name: str, ready: Callable[[], bool], at: Places) -> None:
+def _wait(name: str, ready: Callable[[], bool], at: Folders) -> None:
     """Wait until a program that was launched is ready; raise `DockerError` when it ended or takes too long."""
     began = time.monotonic()
 
@@ -258,7 +266,7 @@ def _tail(path: Path, lines: int = 20) -> tuple[str, ...]:
     return ()
 
 
-def stop(at: Places, timeout: float = _STOP) -> bool:
+def stop(at: Folders, timeout: float = _STOP) -> bool:
     """Stop the engine and leave no process, mount, bridge or socket; return whether anything was running.
 
     Raises `DockerError` when a process survives SIGKILL (it hangs in the kernel).
@@ -274,7 +282,7 @@ def stop(at: Places, timeout: float = _STOP) -> bool:
     return was
 
 
-def sweep(at: Places) -> None:
+def sweep(at: Folders) -> None:
     """Remove what a killed engine left: processes, mounts, a bridge, sockets."""
 
     def gone() -> bool:
@@ -298,7 +306,7 @@ def sweep(at: Places) -> None:
     shutil.rmtree(at.run, ignore_errors=True)
 
 
-def _mounts(at: Places) -> Iterator[str]:
+def _mounts(at: Folders) -> Iterator[str]:
     """Mount points below the engine's folders, the latest first, as they must be unmounted."""
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_bytes().splitlines()]
     for point in reversed([Path(os.fsdecode(_unescaped(point))) for point in points]):

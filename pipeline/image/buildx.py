@@ -16,6 +16,7 @@ from pipeline.contract.errors import BuildError, DockerError
 from pipeline.contract.files import write_whole
 from pipeline.run import ProcessFailed, run
 
+from .contexts import Staging
 from .session import Session
 
 _STEP_LINE = re.compile(r"#\d+ (?:\d+\.\d+ )(.*)")  # what a RUN step printed, in `--progress=plain`
@@ -97,8 +98,6 @@ def command(session: Session, wanted: Build, metadata: Path | None = None) -> li
     folder = session.home / "contexts"
     file = folder / f"Dockerfile-{sha256_bytes(text)[:24]}"
     write_whole(file, text)
-    empty = folder / "empty"
-    empty.mkdir(exist_ok=True)
     words = ["docker", "buildx", "build", "--progress=plain", "--network=none"]
     words += ["--provenance=false"] if wanted.export is None else wanted.export.words()
     words += ["--file", str(file), "--target", wanted.target]
@@ -110,13 +109,11 @@ def command(session: Session, wanted: Build, metadata: Path | None = None) -> li
         words += ["--label", f"{name}={value}"]
     words += ["--tag", wanted.tag] if wanted.tag else ()
     words += ["--metadata-file", str(metadata)] if metadata is not None else ()
-    return [*words, str(empty)]
+    return [*words, str(Staging(session.home).empty())]
 
 
 def build(session: Session, wanted: Build) -> Built:
     """Build one target. Raise `BuildError`, or `DockerError`."""
-    from pipeline.daemon.buildx import environment
-
     said: deque[str] = deque(maxlen=20)
 
     def heard(line: str) -> None:
@@ -128,7 +125,7 @@ def build(session: Session, wanted: Build) -> Built:
         metadata = Path(temporary) / "metadata.json"
         words = command(session, wanted, metadata)
         try:
-            run(words, env=environment(session.engine), log=session.log, on_line=heard)
+            run(words, env=session.engine.environment(), log=session.log, on_line=heard)
         except ProcessFailed as error:
             raise _failed(session, wanted.target, tuple(said), error) from error
         facts = json.loads(metadata.read_text(encoding="utf-8"))

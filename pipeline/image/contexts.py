@@ -143,17 +143,11 @@ class Staging:
         content = {name: sha256_bytes(data) for name, data in files.items()}
         return self.make("tuner", [tuner_content(), content], make)
 
-    def copy(self, name: str, root: Path | None) -> Path:
-        """A copy of a folder, or an empty one where there is none."""
-
-        def make(place: Path) -> Path:
-            if root is None:
-                place.mkdir()
-            else:
-                shutil.copytree(root, place)
-            return settle(place)
-
-        return self.make(name, tree_digest(root), make)
+    def empty(self) -> Path:
+        """A context without files."""
+        place = self.folder / "empty"
+        place.mkdir(parents=True, exist_ok=True)
+        return place
 
 
 def stage_layer(root: Path, path: str, where: Destination, place: Path, *, keep_times: bool, writable: bool) -> Path:

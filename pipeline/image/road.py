@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,7 +72,7 @@ class Outcome:
 
     image: str
     finished: Finished
-    size: int
+    attrs: Mapping[str, Any]  # of the engine's inspect
     steps: tuple[tuple[str, float], ...]
     docker_host: str
     log: str
@@ -95,7 +95,7 @@ class Outcome:
             "ranks": done.inputs.producer.ranks,
             "warm_up_seconds": round(done.warm.seconds, 3),
             "reused": done.reused,
-            "size_bytes": self.size,
+            "size_bytes": int(self.attrs.get("Size", 0)),
             "cache_diff_id": done.verdict.cache_diff_id,
             "verdict": done.verdict.to_json(),
             "steps": dict(self.steps),
@@ -113,9 +113,8 @@ def build_image(request: Request) -> Outcome:
         done = finish(request, inputs, session, clock)
         name = give_name(done, request.image)
         bound(session)
-        image = session.client.images.get(name)
-        size = int(image.attrs.get("Size", 0))
-        return Outcome(name, done, size, tuple(clock.steps), session.engine.host, str(session.log))
+        attrs = session.client.images.get(name).attrs
+        return Outcome(name, done, attrs, tuple(clock.steps), session.engine.host, str(session.log))
 
 
 def finish(request: Request, inputs: Inputs, session: Session, clock: Clock | None = None) -> Finished:

@@ -259,7 +259,7 @@ class TuneProducer:
         contexts = {
             **self.recipe.contexts,
             "tools": staging.tuner({PLAN_FILE: plan}),
-            "modules": staging.copy("modules", compiled.root if compiled else None),
+            "modules": compiled.root if compiled else staging.empty(),
         }
         tag = f"{TUNERS}:{sha256_json([target, self.base, self.inputs()])[:16]}"
         wanted = Build(self.recipe.dockerfile, target, contexts, self.recipe.arguments, tag=tag)

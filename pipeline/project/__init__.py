@@ -22,7 +22,10 @@ _DEVELOPMENT = "dev"  # the lock for working on the pipeline itself, which a pro
 
 def root() -> Path:
     """The project of the current folder, or the files that came with this package."""
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # removed meanwhile
+        return shipped()
     for folder in (here, *here.parents):
         if (folder / "versions.json").is_file() and (folder / "docker").is_dir():
             return folder
@@ -41,7 +44,10 @@ def create(place: Path) -> list[Path]:
     source = shipped()
     versions = json.loads((source / "versions.json").read_text(encoding="utf-8"))
     versions["locks"].pop(_DEVELOPMENT)
-    place.mkdir(parents=True, exist_ok=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{place}: {error.strerror}", hint="name a folder that you may make") from error
     for name in _FOLDERS:
         shutil.copytree(source / name, place / name, ignore=shutil.ignore_patterns(f"{_DEVELOPMENT}.*"))
     (place / "versions.json").write_text(json.dumps(versions, indent=2) + "\n", encoding="utf-8")

@@ -18,15 +18,17 @@ from pipeline.contract.digest import image_identity
 from pipeline.contract.errors import CacheRefused, PipelineError
 from pipeline.contract.files import write_json
 from pipeline.contract.manifest import Covered, Manifest
+from pipeline.contract.places import CACHE_ROOT
 from pipeline.contract.verdict import Verdict
 from pipeline.image.names import INPUTS, MODULES, PREFIX, PRODUCER
 from pipeline.image.replay import cache_root_of, device_name, read_keys
 from pipeline.servers.containers import manifest_in
 from pipeline.servers.manifest import ServerManifest
-from pipeline.servers.producer import from_manifest
+from pipeline.servers.producer import from_manifest, manifest_of
 
 if TYPE_CHECKING:
     from docker import DockerClient
+    from pipeline.image.road import Outcome
 
 _BASE = "org.opencontainers.image.base"
 
@@ -56,6 +58,7 @@ class Facts:
 
     `starts` maps `cold`, `warm` and `baked …` to seconds by phase, `ready` being the whole; empty where no server
     warmed up. `options` and `words` stand before and after the image's name in `docker run`. `steps` are seconds.
+    `layers` are empty where the engine was not asked for them.
     """
 
     image: str
@@ -68,11 +71,11 @@ class Facts:
     starts: Mapping[str, Mapping[str, float]]
     caches: tuple[Cache, ...]
     tuned: tuple[Covered, ...]
-    layers: tuple[Layer, ...]
     versions: Mapping[str, str]
     options: tuple[str, ...]
     words: tuple[str, ...]
     verdict: Verdict | None
+    layers: tuple[Layer, ...] = ()
     steps: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -111,20 +114,8 @@ def gather(client: DockerClient, name: str, home: Path, verdict: Verdict | None 
         )
     labels = image.labels
     common = {
-        "image": name,
-        "model": str(labels.get(f"{PREFIX}.model", "")),
-        "size": int(image.attrs.get("Size", 0)),
-        "digests": {
-            "identity": identity,
-            "image id": str(image.id),
-            "pushed as": ", ".join(image.attrs.get("RepoDigests") or ()),
-            "inputs": str(labels.get(INPUTS, "")),
-            "base": str(labels.get(f"{_BASE}.name", "")),
-            "base digest": str(labels.get(f"{_BASE}.digest", "")),
-        },
+        **_common(name, image.attrs, verdict or here, steps),
         "layers": tuple(layers_of(diff_ids, image.history())),
-        "verdict": verdict or here,
-        "steps": steps,
     }
     if labels.get(PRODUCER, "tune") != "tune":
         return of_server(manifest_in(client, name)[0], config.get("Entrypoint") or (), common)
@@ -137,6 +128,39 @@ def gather(client: DockerClient, name: str, home: Path, verdict: Verdict | None 
         size = sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
     baked = Cache("flashinfer-autotune", cache_root_of(client, name), size)
     return of_tuner(manifests, baked, str(labels.get(MODULES, "")), common)
+
+
+def of_outcome(outcome: Outcome) -> Facts:
+    """The facts of an image that was built a moment ago, but for its layers: the engine is not asked again."""
+    done = outcome.finished
+    common = _common(outcome.image, outcome.attrs, done.verdict, dict(outcome.steps))
+    if done.inputs.producer.name != "tune":
+        told = manifest_of(done.warm.root.parent)
+        return of_server(told, outcome.attrs["Config"].get("Entrypoint") or (), common)
+    size = sum(one.bytes for one in done.warm.caches if one.kind == "flashinfer-autotune")
+    baked = Cache("flashinfer-autotune", CACHE_ROOT, size)
+    return of_tuner(done.manifests, baked, done.warm.labels.get(MODULES, ""), common)
+
+
+def _common(name: str, attrs: Mapping[str, Any], verdict: Verdict | None, steps: Mapping[str, float]) -> dict[str, Any]:
+    """What is the same for every producer; `attrs` are what the engine says of the image."""
+    config = attrs.get("Config") or {}
+    labels = config.get("Labels") or {}
+    return {
+        "image": name,
+        "model": str(labels.get(f"{PREFIX}.model", "")),
+        "size": int(attrs.get("Size", 0)),
+        "digests": {
+            "identity": image_identity(tuple(str(one) for one in attrs["RootFS"]["Layers"]), config),
+            "image id": str(attrs["Id"]),
+            "pushed as": ", ".join(attrs.get("RepoDigests") or ()),
+            "inputs": str(labels.get(INPUTS, "")),
+            "base": str(labels.get(f"{_BASE}.name", "")),
+            "base digest": str(labels.get(f"{_BASE}.digest", "")),
+        },
+        "verdict": verdict,
+        "steps": steps,
+    }
 
 
 def of_tuner(manifests: Sequence[Manifest], baked: Cache, modules: str, common: Mapping[str, Any]) -> Facts:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from own_images import NAME, OWN, containers
 
-from pipeline.daemon.private import places
+from pipeline.daemon.private import folders
 
 pytestmark = pytest.mark.engine
 
@@ -300,7 +300,7 @@ def test_a_tuning_that_was_ended_in_the_middle_is_resumed(
 
 def test_clean_says_what_goes_and_removes_it(built: dict[str, Any], pipeline: Any, home: Path) -> None:
     """Without an engine, whose tuner images another run of these tests may use: a private one that is down."""
-    down = {"DOCKER_HOST": places(home / "tuned-image-pipeline").host}
+    down = {"DOCKER_HOST": folders(home / "tuned-image-pipeline").host}
     told = pipeline("clean", "--days", "0", "--dry-run", env=down)
     assert told.status == 0 and "contexts: " in told.stdout
     done = pipeline("clean", "--days", "0", env=down)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from pipeline.daemon import Engine, at_address, buildx, connect, private
-from pipeline.daemon.private import Places, places
+from pipeline.daemon.private import Folders, folders
 from pipeline.run import run
 
 pytestmark = pytest.mark.engine
@@ -45,7 +45,7 @@ class Own:
     """The private engine of one cache folder, driven as a user does."""
 
     def __init__(self, home: Path) -> None:
-        self.at: Places = places(home / "tuned-image-pipeline")
+        self.at: Folders = folders(home / "tuned-image-pipeline")
         # Named in DOCKER_HOST, this engine is the one that is meant, whatever else answers on this machine.
         self.env = {**os.environ, "XDG_CACHE_HOME": str(home), "DOCKER_HOST": self.at.host, "DOCKER_CONTEXT": ""}
 

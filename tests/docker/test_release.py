@@ -145,7 +145,7 @@ def shop(client: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop
     (folder / "release.toml").write_text(MATRIX)
     env = {**os.environ, "XDG_CACHE_HOME": str(folder / "home"), "COSIGN_PASSWORD": PASSWORD}
     subprocess.run(["cosign", "generate-key-pair"], cwd=folder, env=env, check=True, capture_output=True, timeout=300)
-    at = private.places(home)
+    at = private.folders(home)
     with ExitStack() as stack:
         private.start(at, "containerd")
         stack.callback(private.stop, at)

@@ -21,7 +21,7 @@ def fresh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     from pipeline.daemon import at_address, private
 
     own = tmp_path_factory.mktemp(f"engine-{request.param}")
-    at = private.places(own / "tuned-image-pipeline")
+    at = private.folders(own / "tuned-image-pipeline")
     private.start(at, request.param)
     try:
         yield at_address(at.host, "private")

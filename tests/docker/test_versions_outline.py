@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.daemon import Engine
-from pipeline.daemon.buildx import CALL, environment, parse_version
+from pipeline.daemon.manage import buildx_version
 from pipeline.run import clean_environment
 from pipeline.versions import load
 from pipeline.versions.dockerfile import Arg, Dockerfile, read
@@ -63,13 +63,10 @@ class Outline:
 
 @pytest.fixture(scope="session")
 def outline(engine: Engine) -> Outline:
-    env = clean_environment(environment(engine))
-    version = parse_version(
-        subprocess.run(["docker", "buildx", "version"], env=env, capture_output=True, text=True, check=True).stdout
-    )
-    assert version is not None
-    words = ("--call=outline,format=json",) if version >= CALL else ("--print=outline,format=json",)
-    env |= {} if version >= CALL else {"BUILDX_EXPERIMENTAL": "1"}
+    env = clean_environment(engine.environment())
+    call = buildx_version() >= (0, 15, 0)  # before, `--print`, which is experimental
+    words = ("--call=outline,format=json",) if call else ("--print=outline,format=json",)
+    env |= {} if call else {"BUILDX_EXPERIMENTAL": "1"}
     return Outline(engine, words, env)
 
 

@@ -22,7 +22,7 @@ import pytest
 from pipeline import daemon
 from pipeline.__main__ import main
 from pipeline.contract.errors import DockerError
-from pipeline.daemon import Engine, Tls, buildx, client, engine_from, manage
+from pipeline.daemon import Engine, client, engine_from, manage
 
 INFO: dict[str, Any] = {
     "ServerVersion": "26.1.5+dfsg1", "OSType": "linux", "Architecture": "x86_64", "Driver": "overlay2",
@@ -198,14 +198,14 @@ def test_certificates_come_from_the_context_or_the_environment(folder: Path, mon
     daemon.find()
     monkeypatch.setenv("DOCKER_HOST", "tcp://box:2376")
     daemon.find()
-    monkeypatch.setenv("DOCKER_TLS", "1")
+    monkeypatch.setenv("DOCKER_TLS", "1")  # checked, too
     daemon.find()
     monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
     monkeypatch.setenv("DOCKER_CERT_PATH", "/certs")
     daemon.find()
-    context_tls, none, unverified, verified = (words[2] for words in asked)
-    assert context_tls is not None and context_tls.verify and context_tls.folder.endswith("/docker")
-    assert (none, unverified, verified) == (None, Tls(str(folder / "config"), verify=False), Tls("/certs"))
+    context_tls, none, usual, named = (words[2] for words in asked)
+    assert context_tls.endswith("/docker")
+    assert (none, usual, named) == ("", str(folder / "config"), "/certs")
 
 
 def test_an_engine_behind_tls_is_reached_with_its_own_certificates_only(
@@ -242,9 +242,8 @@ def test_an_engine_behind_tls_is_reached_with_its_own_certificates_only(
 def test_the_environment_of_a_cli_names_this_engine_and_no_other() -> None:
     plain = engine_from("tcp://box:2375", "DOCKER_HOST", INFO)
     unset = {"DOCKER_CONTEXT": "", "DOCKER_TLS_VERIFY": "", "DOCKER_TLS": ""}
-    assert plain.environment() == {"DOCKER_HOST": "tcp://box:2375", **unset}
-    assert buildx.environment(plain)["BUILDX_BUILDER"] == "default"
-    secure = engine_from("tcp://box:2376", "context lab", INFO, tls=Tls("/certs")).environment()
+    assert plain.environment() == {"DOCKER_HOST": "tcp://box:2375", "BUILDX_BUILDER": "default", **unset}
+    secure = engine_from("tcp://box:2376", "context lab", INFO, tls="/certs").environment()
     assert (secure["DOCKER_TLS_VERIFY"], secure["DOCKER_CERT_PATH"]) == ("1", "/certs")
 
 
@@ -252,7 +251,7 @@ def test_a_private_engine_named_in_docker_host_counts_as_absent_while_it_is_down
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve()  # another engine answers, but it is not the one that was named
-    monkeypatch.setenv("DOCKER_HOST", daemon.client.private.places().host)
+    monkeypatch.setenv("DOCKER_HOST", daemon.client.private.folders().host)
     assert daemon.find() is None
 
 
@@ -358,17 +357,17 @@ def test_a_missing_or_old_buildx_says_how_to_get_it(
 ) -> None:
     program("docker", answer)
     with pytest.raises(DockerError, match=words) as caught:
-        buildx.version()
+        manage.buildx_version()
     assert "install docker-buildx" in caught.value.hint
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(DockerError, match="is not on PATH"):
-        buildx.version()
+        manage.buildx_version()
 
 
 @pytest.mark.parametrize("text", ["github.com/docker/buildx v0.29.1 a32761a", "github.com/docker/buildx 0.29.1+ds1 x"])
 def test_versions_of_buildx(program: Callable[[str, str], Path], text: str) -> None:
     program("docker", f"echo '{text}'")
-    assert buildx.version() == (0, 29, 1)
+    assert manage.buildx_version() == (0, 29, 1)
 
 
 def test_buildx_missing_beside_an_answering_engine_is_installed_by_root_on_debian(
@@ -402,7 +401,7 @@ def test_another_builder_is_not_used_and_a_note_says_so(
     program("docker", "echo github.com/docker/buildx v0.29.1 abc")
     for name, said in (("farm", True), ("default", False), ("", False)):
         monkeypatch.setenv("BUILDX_BUILDER", name)
-        assert buildx.environment(daemon.ensure())["BUILDX_BUILDER"] == "default"
+        assert daemon.ensure().environment()["BUILDX_BUILDER"] == "default"
         assert ("BUILDX_BUILDER=farm is not used" in capsys.readouterr().err) is said
 
 

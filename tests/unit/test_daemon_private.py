@@ -17,7 +17,7 @@ import pytest
 from pipeline import daemon
 from pipeline.contract.errors import DockerError, WarmUpError
 from pipeline.daemon import debian, device_lock, locked, private
-from pipeline.daemon.private import Places
+from pipeline.daemon.private import Folders
 from pipeline.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -225,8 +225,8 @@ def test_systems_on_which_packages_can_be_installed(apt: Apt, system: dict[str, 
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Places:
-    made = Places(tmp_path / "daemon", tmp_path / "run" / "1a2b3c4d")
+def at(tmp_path: Path) -> Folders:
+    made = Folders(tmp_path / "daemon", tmp_path / "run" / "1a2b3c4d")
     made.root.mkdir()
     made.run.mkdir(parents=True)
     return made
@@ -253,7 +253,7 @@ def named() -> Iterator[Any]:
         process.communicate()
 
 
-def test_processes_are_the_engines_own_and_nobody_elses(at: Places, named: Any, tmp_path: Path) -> None:
+def test_processes_are_the_engines_own_and_nobody_elses(at: Folders, named: Any, tmp_path: Path) -> None:
     dockerd = named("dockerd", "--config-file", str(at.config))
     shim = named("containerd-shim-runc-v2", "-namespace", "moby", "-address", f"unix://{at.run}/containerd.sock")
     named("dockerd", "--config-file", "/etc/docker/daemon.json")
@@ -272,7 +272,7 @@ def test_processes_are_the_engines_own_and_nobody_elses(at: Places, named: Any, 
         ('{"features": {"containerd-snapshotter": true}}', "containerd"),
     ],
 )  # fmt: skip
-def test_the_store_of_the_last_start_is_remembered(at: Places, text: str | None, store: str) -> None:
+def test_the_store_of_the_last_start_is_remembered(at: Folders, text: str | None, store: str) -> None:
     if text is not None:
         at.config.write_text(text)
     assert private.store(at) == store
@@ -280,15 +280,15 @@ def test_the_store_of_the_last_start_is_remembered(at: Places, text: str | None,
 
 def test_one_engine_a_cache_folder_and_its_socket_path_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/" + "deep/" * 60)
-    deep = private.places()
+    deep = private.folders()
     monkeypatch.setenv("XDG_CACHE_HOME", "/other")
-    assert deep.host != private.places().host
+    assert deep.host != private.folders().host
     assert len(str(deep.socket).encode()) <= 107 and len(deep.bridge) <= 15
 
 
 def test_only_root_stops_and_removes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    private.places().root.mkdir(parents=True)
+    private.folders().root.mkdir(parents=True)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     for action in (daemon.down, daemon.remove):
         with pytest.raises(DockerError, match="only root can"):

@@ -441,7 +441,7 @@ def test_clean_takes_what_is_old_and_says_so_first(tmp_path: Path) -> None:
 
 
 def test_a_staged_context_counts_as_used(tmp_path: Path) -> None:
-    place = Staging(tmp_path).copy("previous", None)
+    place = Staging(tmp_path).tuner({})
     assert clean.clean(None, tmp_path, days=1, dry_run=True) == []
     assert place.is_dir()
 
