@@ -98,7 +98,7 @@ def test_an_interruption_ends_the_process_and_reads_what_it_says_at_its_end(tmp_
     child = (
         "import os, signal, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: exit(print('last', flush=True) or 0))\n"
-        "os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
+        "time.sleep(0.5); os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
     )
     with pytest.raises(KeyboardInterrupt):
         run(python(child), log=tmp_path / "log", cwd=tmp_path)
