@@ -6,22 +6,24 @@ Everything that can be known without FlashInfer or a GPU. `check` never stops at
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pipeline.contract.digest import sha256_file
-from pipeline.contract.errors import PipelineError
+from pipeline.contract.errors import CacheRefused, PipelineError
 from pipeline.contract.manifest import Covered, FileFacts, Manifest
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
+from pipeline.contract.record import Key
 from pipeline.contract.text import shown
 from pipeline.flashinfer.ops import is_skipped
 
 from .finding import Finding
 from .judge import WILDCARD, compare
 from .read import NEVER_WILD, CacheFile
-from .tree import Stored, Tree, absent, files_of, walk
+from .tree import Stored, Tree, absent, files_of, sums, walk
 
 _AGAIN = "tune again"
+_SHOWN = 20
 
 
 def check_root(root: Path) -> tuple[Tree, tuple[Finding, ...]]:
@@ -35,6 +37,35 @@ def check_root(root: Path) -> tuple[Tree, tuple[Finding, ...]]:
     return tree, tuple(found)
 
 
+def collect(roots: Sequence[Path]) -> tuple[Stored, ...]:
+    """Check every cache root and return its keys, sorted. Raise `CacheRefused` with every reason of every root,
+    or `FileMissing`.
+    """
+    findings: list[str] = []
+    found: dict[Key, Stored] = {}
+    for root in roots:
+        tree, wrong = check_root(root)
+        findings += [f"{root}: {finding}" for finding in wrong]
+        for stored in tree.keys:
+            if stored.key in found:
+                findings += _clash(found[stored.key], stored)
+            else:
+                found[stored.key] = stored
+    if findings:
+        raise CacheRefused(
+            f"{len(findings)} validation error{'s' * (len(findings) > 1)}: {findings[0]}",
+            details=findings[:_SHOWN],
+            hint="nothing was baked; `pipeline cache diff A B` compares two, `pipeline tune` makes one again",
+        )
+    return tuple(stored for _, stored in sorted(found.items()))
+
+
+def manifest_of(stored: Stored) -> Manifest:
+    """The manifest of a key that was checked."""
+    assert stored.manifest is not None, "`collect` lets no key without one pass"
+    return stored.manifest
+
+
 def check(stored: Stored) -> tuple[Finding, ...]:
     """Every reason not to bake or use one key: what could not be read, and where manifest and file disagree."""
     found = list(stored.findings)
@@ -45,6 +76,15 @@ def check(stored: Stored) -> tuple[Finding, ...]:
     if stored.manifest is not None and stored.file is not None:
         found.extend(_against_file(stored, stored.manifest, stored.file))
     return tuple(found)
+
+
+def _clash(one: Stored, two: Stored) -> list[str]:
+    """The same key twice is fine when the contents are the same, else the files that differ are a finding."""
+    before, after = sums(one.path), sums(two.path)
+    if before == after:
+        return []
+    names = ", ".join(sorted(name for name in {*before, *after} if before.get(name) != after.get(name)))
+    return [f"{one.key} is in {one.path} and in {two.path} with different contents ({names})"]
 
 
 def _say(stored: Stored, what: str, hint: str = _AGAIN) -> Finding:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.cache.integrity import check_root
+from pipeline.cache.integrity import check_root, collect, manifest_of
 from pipeline.cache.tree import Stored
 from pipeline.contract.commandline import budget, path, seconds
 from pipeline.contract.errors import CacheRefused, UsageError
@@ -19,7 +19,6 @@ from pipeline.planning.cli import MODEL_HELP, add_options, plan_from
 from pipeline.planning.ops import Target
 from pipeline.project import root
 
-from .caches import collect, manifest_of
 from .names import check_image_name
 
 SERVERS = ("vllm", "sglang")

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline import log
 from pipeline.cache.tree import Stored
 from pipeline.contract.digest import sha256_bytes, sha256_file, sha256_json
-from pipeline.contract.errors import DriftError, UsageError
+from pipeline.contract.errors import CacheRefused, DriftError, UsageError
 from pipeline.contract.files import write_whole
 from pipeline.contract.places import CACHE_ROOT, CODE_ROOT
 from pipeline.contract.plan import Plan
@@ -18,7 +18,6 @@ from pipeline.versions import Versions, load
 
 from . import base as bases
 from .buildx import Recipe
-from .caches import check_flashinfer
 from .contexts import FIXED_TIME, Destination, Staging, tuner_content
 from .gpus import Gpus, check, check_driver, offered
 from .names import KEY, check_free, own_labels, split
@@ -223,14 +222,16 @@ def _check_versions(facts: BaseFacts, versions: Versions, request: Request) -> N
 
 def _check_flashinfer(plan: Plan, caches: Sequence[Stored], installed: str) -> None:
     """Refuse a plan, or caches, for another FlashInfer than will be in the image: ranks would, after all is built."""
-    if caches:
-        check_flashinfer(
-            caches,
-            installed,
+    other = [one for one in caches if one.key.flashinfer_version.partition("+")[0] != installed.partition("+")[0]]
+    if other:
+        wrong = [f"{one.path} was tuned with FlashInfer {one.key.flashinfer_version}" for one in other]
+        raise CacheRefused(
+            f"{wrong[0]}, and the image has {installed}",
+            details=wrong[1:],
             hint="FlashInfer ignores it there: tune with the image's own; or a BASE_IMAGE with that FlashInfer and "
             "ACCEPT_BASE_VERSIONS=1",
         )
-    elif plan.flashinfer_version.partition("+")[0] != installed.partition("+")[0]:
+    if not caches and plan.flashinfer_version.partition("+")[0] != installed.partition("+")[0]:
         raise UsageError(
             f"the plan is for FlashInfer {plan.flashinfer_version}, and the image has {installed}",
             hint="leave --flashinfer-version out; or a BASE_IMAGE with that FlashInfer and ACCEPT_BASE_VERSIONS=1",

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from pipeline import log
 from pipeline.cache.archive import safe_extract
+from pipeline.cache.integrity import collect, manifest_of
 from pipeline.cache.tree import Stored, sums
 from pipeline.contract.digest import sha256_file, sha256_json
 from pipeline.contract.errors import CacheRefused, Exit, PipelineError, UsageError, WarmUpError
@@ -43,7 +44,6 @@ from pipeline.contract.plan import Plan
 
 from . import modules
 from .buildx import Build, Recipe, build
-from .caches import collect, copy_below, manifest_of
 from .containers import ContainerSpec, ContainerTimeout, created, follow, tar_of, tuner_command
 from .contexts import Staging, tree_digest, tuner_content
 from .gpus import NO_GPUS, Gpus
@@ -56,7 +56,6 @@ from .session import Session
 if TYPE_CHECKING:
     from docker.models.containers import Container
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _OP = re.compile(r"\s*(\d+)/(\d+) ")  # the tuner begins op k of n
 _PREVIOUS, _OUT = "/previous", "/out"
 _EVERY = 2.0  # seconds between two copies of finished ops at least
@@ -162,7 +161,9 @@ class TuneProducer:
         began = time.monotonic()
         root = job.scratch / ROOT_FOLDER
         if self.imported:
-            manifests = [copy_below(one, root / CACHE_ROOT.lstrip("/")) for one in self.imported]
+            for one in self.imported:
+                shutil.copytree(one.path, root / CACHE_ROOT.lstrip("/") / str(one.key))
+            manifests = [manifest_of(one) for one in self.imported]
         else:
             ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
             with log.step(f"tune on {ranks}"):
@@ -268,7 +269,7 @@ class TuneProducer:
 
 def _repeat(line: str) -> None:
     """Repeat a line of the ranks; the tuner's own result, which the manifest holds in full, is left out."""
-    plain = _COLOURS.sub("", line).rstrip()
+    plain = line.rstrip()
     if plain and not plain.startswith("{"):
         log.note(f"│ {plain}")
         op = _OP.match(plain)

@@ -51,7 +51,8 @@ def warm_up(inputs: Inputs, image: str, request: Request, session: Session) -> W
             startup=request.startup_timeout,
         )
         made = inputs.producer.warm_up(job)
-        check(made)
+        if not made.caches:
+            raise CacheRefused("the warm-up left no cache", hint="see the log", log=str(session.log))
         return keep(session.home, inputs.digest, made, inputs.decides, work)
 
 
@@ -135,9 +136,3 @@ def keep(home: Path, digest: str, made: WarmUp, inputs: Mapping[str, object], wo
                 place.rename(work / "old")
             entry.rename(place)
             return read_entry(place)
-
-
-def check(found: WarmUp) -> None:
-    """Raise `CacheRefused` where a warm-up left nothing."""
-    if not found.caches:
-        raise CacheRefused("the warm-up left no cache", hint="see the log")

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.cache.integrity import manifest_of
 from pipeline.contract.digest import sha256_file, sha256_json
 from pipeline.contract.errors import CacheRefused, PublishError, UsageError
 from pipeline.contract.plan import Plan
 from pipeline.contract.verdict import Verdict
 from pipeline.image.bake import bake, labels, manifests_of
 from pipeline.image.buildx import Export
-from pipeline.image.caches import manifest_of
 from pipeline.image.containers import ContainerSpec, run_one
 from pipeline.image.contexts import package_content, tree_digest
 from pipeline.image.names import gpu_of

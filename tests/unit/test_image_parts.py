@@ -19,13 +19,13 @@ from docker.errors import ImageNotFound
 from requests.exceptions import ConnectionError as Disconnected
 from requests.exceptions import ReadTimeout
 
+from pipeline.cache.integrity import collect
 from pipeline.contract.digest import image_identity
 from pipeline.contract.errors import BuildError, CacheRefused, DockerError, PipelineError, UsageError
 from pipeline.contract.places import CACHE_FILE, CACHE_ROOT
 from pipeline.image import clean, session, warm_up, wheels
 from pipeline.image.bake import Layer, Runs, beside_those_of_base, finished
 from pipeline.image.buildx import Build, build, command, pin_contexts
-from pipeline.image.caches import collect
 from pipeline.image.containers import ContainerSpec, ContainerTimeout, wait
 from pipeline.image.contexts import Destination, Staging, settle, stage_layer
 from pipeline.image.names import (
