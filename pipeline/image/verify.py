@@ -13,16 +13,18 @@ from pipeline.contract.errors import CacheRefused, PipelineError, UsageError
 from pipeline.contract.files import write_json
 from pipeline.contract.verdict import Level, Verdict
 
+from .base import find
 from .gpus import Gpus, offered
 from .names import PRODUCER
+from .probe import probe
 from .producer import Job, Producer, Proof
+from .replay import Here, prove
 from .servers import prover
 from .session import Session
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from .replay import Here
     from .resolve import Inputs
 
 
@@ -102,10 +104,6 @@ def verify(inputs: Inputs, image: str, session: Session, *, timeout: float, hint
 
 def verify_image(session: Session, image: str, *, level: Level, timeout: float) -> Verdict:
     """Verify an image of which nothing is known but its labels: what `pipeline verify` does."""
-    from .base import find
-    from .probe import probe
-    from .replay import Here, prove
-
     identity_of(session.client, image)
     labels = session.client.images.get(image).labels
     found = find(session.client, image, "given")
