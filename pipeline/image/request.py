@@ -213,6 +213,8 @@ def _check_clashes(arguments: argparse.Namespace) -> None:
         raise UsageError("CACHE= names no directory", hint="CACHE=dir or CACHE=dir1,dir2: roots above <version>/")
     if arguments.cache and arguments.retune:
         raise UsageError("CACHE= bakes what was tuned elsewhere, and you asked to tune", hint="leave one of them out")
+    if arguments.gpus and arguments.device.strip().lower() == "cpu":
+        raise UsageError(f"GPUS={arguments.gpus} chooses GPUs, and DEVICE=cpu uses none", hint="leave one of them out")
     if not arguments.server:
         if arguments.server_args or arguments.server_env:
             raise UsageError("SERVER_ARGS and SERVER_ENV need SERVER=", hint=f"SERVER={' or SERVER='.join(SERVERS)}")

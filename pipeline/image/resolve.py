@@ -146,10 +146,6 @@ def _inputs(ground: _Ground, producer: Producer, recipe: Recipe, version: str) -
 
 def _offer(request: Request, session: Session) -> Gpus:
     if request.device == "cpu":
-        if request.gpus:
-            raise UsageError(
-                f"GPUS={request.gpus} chooses GPUs, and DEVICE=cpu uses none", hint="leave one of them out"
-            )
         return Gpus()
     offer = offered(session.engine, wanted=request.gpus)
     if request.device == "cuda" and offer.access == "none" and not request.imported:

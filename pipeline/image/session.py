@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import log
-from pipeline.contract.errors import DockerError
+from pipeline.contract.errors import DockerError, UsageError
 from pipeline.home import cache_home
 
 if TYPE_CHECKING:
@@ -70,7 +70,12 @@ def open_session(name: str, *, leftovers: bool = True) -> Iterator[Session]:
     from pipeline.daemon import connect, ensure
 
     home = cache_home()
-    home.mkdir(parents=True, exist_ok=True)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the cache folder {home} cannot be made: {error.strerror}", hint="XDG_CACHE_HOME names another place"
+        ) from error
     engine = ensure()
     with contextlib.closing(connect(engine)) as client, translated(engine), _running(home):
         session = Session(engine, client, home, log_file(home, name))

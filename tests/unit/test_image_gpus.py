@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.__main__ import main
 from pipeline.contract.errors import BuildError, PipelineError, UsageError
 from pipeline.daemon import Engine, engine_from
 from pipeline.image.base import Base
@@ -78,11 +79,13 @@ def session(host: Engine = ALL, home: Path = Path()) -> Session:
     return Session(host, client, home, home / "log")
 
 
-def test_gpus_are_not_chosen_for_a_plan_on_a_cpu() -> None:
-    request: Any = SimpleNamespace(device="cpu", gpus="0")
-    with pytest.raises(UsageError, match="DEVICE=cpu uses none"):
-        _offer(request, session())
-    request.gpus = ""
+def test_gpus_are_not_chosen_for_a_cpu_and_no_engine_is_looked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    assert main(["build", "tiny", "--device", "cpu", "--gpus", "0"]) == 2
+    assert "DEVICE=cpu uses none" in capsys.readouterr().err
+    request: Any = SimpleNamespace(device="cpu")
     assert _offer(request, session()) == Gpus()
 
 
