@@ -215,16 +215,14 @@ class TuneProducer:
             words += ["--previous", _PREVIOUS]
             folders[_PREVIOUS.lstrip("/")] = self.previous
         spec = ContainerSpec(user="0:0", environment={ENV_WORKSPACE: WORKSPACE}, gpus=self.gpus)
-        with (
-            job.log.open("a", encoding="utf-8") as said,
-            created(job.client, job.image, [*words, *self.options], spec) as container,
-        ):
+        with created(job.client, job.image, [*words, *self.options], spec) as container:
             container.put_archive("/", tar_of(folders))
             last = time.monotonic()
 
             def heard(line: str) -> None:
                 nonlocal last
-                said.write(line + "\n")
+                with contextlib.suppress(OSError), job.log.open("a", encoding="utf-8") as said:  # a full disk
+                    said.write(line + "\n")
                 _repeat(line)
                 if time.monotonic() - last >= _EVERY:
                     _copy_state(container, unfinished)
