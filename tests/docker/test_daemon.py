@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.daemon import Engine, at_address, buildx, connect, private
+from pipeline.daemon import Engine, at_address, connect, private
 from pipeline.daemon.private import Folders, folders
 from pipeline.run import run
 
@@ -132,7 +132,7 @@ def test_two_at_once_start_one_engine_that_outlives_them_and_keeps_its_images(ow
     (tmp_path / "context").mkdir()
     (tmp_path / "context" / "Dockerfile").write_text(f'FROM {BASE}\nRUN ["/bin/sh", "-c", "echo built > /file"]\n')
     command = ["docker", "buildx", "build", "--quiet", "--network=none", "--tag", "built:1", str(tmp_path / "context")]
-    run(command, env=buildx.environment(own.engine), timeout=600)
+    run(command, env=own.engine.environment(), timeout=600)
     found = json.loads(own.run("status", "--json")[0])
     assert (found["engine"]["source"], found["engine"]["cdi"], found["running"]) == ("private", True, True)
     assert (found["store"], found["log"]) == ("classic", str(own.at.log))
