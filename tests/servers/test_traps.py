@@ -187,6 +187,17 @@ def test_two_sets_of_arguments(pipeline: Pipeline) -> None:
         assert pipeline("explain", f"{OWN}/sets:1", "--", *shlex.split(said)).returncode == 0
 
 
+def test_a_hub_id_is_baked_offline(client: Any, pipeline: Pipeline) -> None:
+    arguments = ARGS.replace("/mnt/models", f"org/tiny --revision {'0a' * 20}")
+    words = ["build", "tiny", "--server", "vllm", "--image", f"{OWN}/hub:1", "--server-args", arguments]
+    done = pipeline(*words, "--server-env", "HF_HUB_OFFLINE=1")
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert done.stderr.count("inductor: hit") == 2
+    done = pipeline("explain", f"{OWN}/hub:1", "-e", "HF_HUB_OFFLINE=0", "--", *shlex.split(arguments))
+    assert (done.returncode, "an online server names a hub model otherwise" in done.stdout) == (7, True)
+    client.images.remove(f"{OWN}/hub:1", force=True)
+
+
 def test_a_cache_that_grows_is_named(pipeline: Pipeline) -> None:
     done = pipeline(
         "build", "tiny", "--server", "vllm", "--image", f"{OWN}/grows:1", "--server-env", "VLLM_USE_AOT_COMPILE=1"
