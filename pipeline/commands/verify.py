@@ -39,6 +39,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from pipeline import log
     from pipeline.contract.errors import UsageError
     from pipeline.contract.files import write_json
+    from pipeline.contract.verdict import VerifyFailed
 
     if not arguments.image:
         raise UsageError("no image was named", hint="make verify IMAGE=tuned/tiny:…, or `docker images tuned/*`")
@@ -49,8 +50,6 @@ def execute(arguments: argparse.Namespace) -> int:
         json.dump(verdict.to_json(), sys.stdout, indent=2)
         sys.stdout.write("\n")
     if verdict.result != "pass":
-        from pipeline.image.verify import VerifyFailed
-
         raise VerifyFailed(verdict, _REMEDY)
     counts = ", ".join(f"{number} {name}" for name, number in verdict.checks.items())
     log.note(f"{arguments.image}: {verdict.level} pass ({counts})")

@@ -68,3 +68,11 @@ class Verdict:
             yield ".findings: a passing verdict has none, and a failing one has some"
         if not set(self.replayed) <= set(self.key.split(",")):
             yield ".replayed: a key that the verdict is not about"
+
+
+class VerifyFailed(CacheRefused):
+    """The image must not be used as a tuned image; every finding is among the details."""
+
+    def __init__(self, verdict: Verdict, hint: str) -> None:
+        first = verdict.findings[0] if verdict.findings else "no finding was recorded"
+        super().__init__(f"{len(verdict.findings)} findings: {first}", details=verdict.findings, hint=hint)

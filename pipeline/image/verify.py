@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.contract.digest import image_identity, sha256_json
-from pipeline.contract.errors import CacheRefused, PipelineError, UsageError
+from pipeline.contract.errors import PipelineError, UsageError
 from pipeline.contract.files import write_json
-from pipeline.contract.verdict import Level, Verdict
+from pipeline.contract.verdict import Level, Verdict, VerifyFailed
 
 from .base import find
 from .gpus import Gpus, offered
@@ -26,15 +26,6 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
     from .resolve import Inputs
-
-
-class VerifyFailed(CacheRefused):
-    """The image must not be used as a tuned image; every finding is among the details."""
-
-    def __init__(self, verdict: Verdict, hint: str) -> None:
-        first = verdict.findings[0] if verdict.findings else "no finding was recorded"
-        super().__init__(f"{len(verdict.findings)} findings: {first}", details=verdict.findings, hint=hint)
-        self.verdict = verdict
 
 
 def identity_of(client: DockerClient, image: str) -> tuple[str, tuple[str, ...]]:

@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.contract.digest import sha256_json
 from pipeline.contract.errors import CacheRefused, UsageError
+from pipeline.contract.files import write_json
+from pipeline.contract.verdict import Verdict
 from pipeline.image.producer import write_entry
-from pipeline.servers import at_start, collect, judge, kinds, manifest, model, watch, words
+from pipeline.servers import adapters, at_start, collect, judge, kinds, manifest, model, watch, words
 from pipeline.servers.adapters import adapter_of
 from pipeline.servers.containers import Watched
-from pipeline.servers.in_place import check_entry
+from pipeline.servers.in_place import check_entry, prove_in_place
 from pipeline.servers.judge import Summary
 from pipeline.servers.manifest import Served, ServerManifest
 from pipeline.servers.producer import ServerProducer
@@ -482,7 +485,7 @@ if mode == "compiles":
         time.sleep(1.0); one.communicate()
 os.makedirs(root + "/triton", exist_ok=True)
 name = root + "/triton/" + (str(len(os.listdir(root + "/triton"))) if mode == "grows" else "kernel")
-open(name, "w").write("x")
+os.path.exists(name) or open(name, "w").write("x")
 class H(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers()
@@ -548,6 +551,37 @@ def test_a_start_that_fails_is_named(stand_in, mode, outcome, message) -> None:
     assert start.outcome == outcome
     assert message in start.message
     assert watch._below(os.getpid(), watch._processes()) == set()
+
+
+@pytest.mark.parametrize(
+    ("warm", "device", "result"),
+    [("there", "cpu", "pass"), ("gone", "cpu", "triton missed: 1 new files"), ("there", "NVIDIA H200", "")],
+)
+def test_a_finished_image_is_proven_from_inside(stand_in, tmp_path, monkeypatch, warm, device, result) -> None:
+    """A stand-in of a server that writes one kernel, in an image that has it, and in one that lost it."""
+    root = tmp_path / "warm"
+    monkeypatch.setattr(adapters.Vllm, "serve", (sys.executable, "-c", SERVER, str(root), "well", PORT))
+    monkeypatch.setattr(manifest, "FILE", str(tmp_path / "manifest.json"))
+    served = Served(
+        ("--model", str(tmp_path / "model")), {str(tmp_path / "model/config.json"): "{}"}, Summary(9.0), Summary(5.0)
+    )
+    made = ServerManifest("vllm", {}, (), {}, (), device, (served,), {"triton": 1})
+    write_json(Path(manifest.FILE), made.to_json())
+    if warm == "there":
+        (root / "triton").mkdir()
+        (root / "triton" / "kernel").write_text("x")
+    digest = sha256_json(Path(manifest.FILE).read_text())
+    about = Verdict("sha256:a", "sha256:b", digest, "vllm/x", device, "static", "pass", {"manifests": 1})
+    if not result:
+        with pytest.raises(UsageError, match="made on NVIDIA H200, and this is cpu"):
+            prove_in_place(about, ready=30.0)
+        return
+    found = prove_in_place(about, ready=30.0)
+    assert (found.level, found.identity, found.checks["starts"]) == ("replay", "sha256:a", 1)
+    assert result in (found.result, *(one.partition(": ")[2] for one in found.findings))
+    assert not (tmp_path / "model" / "config.json").exists()
+    with pytest.raises(CacheRefused, match="not the image of that verdict"):
+        prove_in_place(replace(about, manifest_sha256="0"), ready=30.0)
 
 
 def test_the_rank_that_hangs_fell_silent_first() -> None:
