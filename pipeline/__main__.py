@@ -28,12 +28,17 @@ def parser_for(words: Sequence[str] | None) -> Parser:
 
     With None every command has them, for the completion scripts of shells.
     """
-    codes = ", ".join(f"{code.value} {meaning}" for code, meaning in MEANING.items())
+    codes = "".join(f"\n  {code.value:<5}{meaning}" for code, meaning in MEANING.items())
     top = Parser(
         prog="pipeline",
         description="Make an inference server's first start once, at image build, and bake the verified caches into "
-        "the image's last layers.",
-        epilog=f"Exit codes: {codes}.",
+        "the image's last layers.\n\nexamples:\n"
+        "  pipeline plan ./model/ --tp 8 --arch b200            what can be baked for this model\n"
+        "  pipeline build tiny                                  try it: no GPU, a few minutes\n"
+        "  pipeline build ./model/ --server vllm --base-image IMAGE --server-args '--model /mnt/models'\n"
+        "  pipeline explain IMAGE -- --model /mnt/models        would this deployment use the caches?\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"exit codes:{codes}",
     )
     top.add_argument("--version", action="version", version=f"pipeline {__version__}")
     top.add_argument(
@@ -68,8 +73,8 @@ def _add_commands(parser: Parser, known: Mapping[str, Command | Group], named: S
 def _add_verbosity(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     for short, name, level, line in (
-        ("-v", "--verbose", log.VERBOSE, "say more, and where an error was raised"),
-        ("-q", "--quiet", log.QUIET, "say nothing on stderr but warnings and errors"),
+        ("-v", "--verbose", log.VERBOSE, "print more, and where an error was raised"),
+        ("-q", "--quiet", log.QUIET, "print only warnings and errors on stderr"),
     ):
         group.add_argument(
             short, name, dest="verbosity", action="store_const", const=level, default=argparse.SUPPRESS, help=line
@@ -173,7 +178,7 @@ def main(words: list[str] | None = None) -> int:
     return code
 
 
-_PACKAGES = "`make .venv/ready` makes an environment with all; `cache` and `explain` on files need Python alone"
+_PACKAGES = "`make .venv/ready` installs all of them; `cache` and `explain` on files need Python alone"
 
 # What a disk, a mount or a permission may answer to any write.
 _SURROUNDINGS = {

@@ -116,9 +116,7 @@ def find_program(name: str, *, hint: str = "") -> str:
     """The path of a program; raise `ProgramMissing` with a hint when there is none."""
     found = shutil.which(name)
     if found is None:
-        raise ProgramMissing(
-            f"{name} was not found on PATH", hint=hint or f"install {name}, or name its folder in PATH"
-        )
+        raise ProgramMissing(f"{name} was not found on PATH", hint=hint or f"install {name}, or add its folder to PATH")
     return found
 
 
@@ -221,7 +219,7 @@ class _Reader:
                 self._sink.write(text + "\n")
                 self._sink.flush()
             except OSError as error:  # what the process does is worth more than what it prints
-                talk.warn(f"{self._sink.name} takes nothing more: {error.strerror}")
+                talk.warn(f"{self._sink.name} cannot be written to: {error.strerror}")
                 close(self._sink)
                 self._sink = None
         if self._echo:

@@ -53,7 +53,7 @@ class Known:
 FIELDS: dict[str, Known] = {
     "flashinfer_version": Known(
         "flashinfer.__version__",
-        "another FlashInfer is installed here; caches never cross versions",
+        "another FlashInfer is installed here; each version reads only its own caches",
         "install the version that tuned it, or tune with this one",
         "FlashInfer is not installed here",
     ),
@@ -109,7 +109,7 @@ FIELDS: dict[str, Known] = {
     "cpu.threads": Known(
         "the threads of one rank",
         "OMP_NUM_THREADS or the container's CPU limit differs",
-        "give it as many threads as when it was tuned, or tune again",
+        "run it with as many threads as when it was tuned, or tune again",
         "the number of threads is not known here",
     ),
 }

@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, Command | Group] = {
         (
             "tiny",
             "tiny --server vllm",
-            "./config.json --server vllm --base-image vllm/vllm-openai:v0.26.0 --server-args '--model /mnt/models'",
+            "./model/ --server vllm --base-image vllm/vllm-openai:v0.26.0 --server-args '--model /mnt/models'",
             "llama-3.1-8b --tp 1 --base-image vllm/vllm-openai:v0.26.0 --gpus 0",
             "tiny --retune",
             "tiny --cache caches/h200",
@@ -44,8 +44,8 @@ COMMANDS: Mapping[str, Command | Group] = {
     ),
     "plan": Command(
         "plan",
-        "say what would be tuned for a model",
-        ("tiny", "llama-3.1-8b --tp 2 --arch 90a", "DeepSeek-V3 --tp 8 --ep 8 --arch 90a -o plan.json"),
+        "print what would be tuned for a model, which server uses it, and what else a cold start can save",
+        ("tiny", "llama-3.1-8b --tp 2 --arch h200", "DeepSeek-V3 --tp 8 --ep 8 --arch b200 -o plan.json"),
     ),
     "tune": Command(
         "tune",
@@ -59,7 +59,7 @@ COMMANDS: Mapping[str, Command | Group] = {
     ),
     "verify": Command(
         "verify",
-        "prove on fresh containers of an image that nothing is tuned or compiled again",
+        "start fresh containers of an image and prove that nothing is tuned or compiled again",
         ("tuned/tiny:1", "tuned/tiny:1 --level static -o verdict.json"),
     ),
     "report": Command(
@@ -87,7 +87,7 @@ COMMANDS: Mapping[str, Command | Group] = {
             ),
             "inspect": Command(
                 "cache.files:inspect",
-                "show what a cache says of itself, and what is wrong with it; exit 7 where anything is",
+                "show what a cache contains, and what is wrong with it; exit 7 if anything is wrong",
                 ("tuned/tiny:1", "caches/h200 --key 3f2a", "autotune_configs.json --json"),
             ),
             "diff": Command(
@@ -159,7 +159,7 @@ COMMANDS: Mapping[str, Command | Group] = {
         },
     ),
     "attestation": Group(
-        "signatures and attestations of images in a registry",
+        "check signatures and attestations of images in a registry",
         {
             "verify": Command(
                 "attestation",
@@ -169,7 +169,7 @@ COMMANDS: Mapping[str, Command | Group] = {
         },
     ),
     "versions": Group(
-        "keep every version in step with versions.json",
+        "keep every version equal to versions.json",
         {
             "check": Command(
                 "versions:check",
@@ -179,10 +179,10 @@ COMMANDS: Mapping[str, Command | Group] = {
             "sync": Command("versions:sync", "render docker/ and requirements/ from versions.json", ("",)),
             "bump": Command(
                 "versions:bump",
-                "move a version, and everything that is tied to it",
+                "change a version, and everything that depends on it",
                 ("FLASHINFER_VERSION=0.7.4 --dry-run", "--latest TORCH_VERSION"),
             ),
-            "usages": Command("versions:usages", "list every place that a version reaches", ("FLASHINFER_VERSION",)),
+            "usages": Command("versions:usages", "list every place that uses a version", ("FLASHINFER_VERSION",)),
             "args": Command(
                 "versions:args", "print the ARGs of Dockerfiles as BuildKit reads them", ("docker/Dockerfile",)
             ),
@@ -196,7 +196,7 @@ COMMANDS: Mapping[str, Command | Group] = {
     ),
     "clean": Command(
         "clean",
-        "remove what was not used for long, and what killed runs left",
+        "remove files and images that nothing used for days, and what killed runs left",
         ("--dry-run", "--days 7"),
     ),
     "daemon": Group(

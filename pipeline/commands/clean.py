@@ -15,9 +15,9 @@ def _days(text: str) -> int:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `clean`."""
     parser.add_argument(
-        "--days", type=_days, default=7, metavar="N", help="what was not used for so long goes (default: 7; 0: all)"
+        "--days", type=_days, default=7, metavar="N", help="remove what was not used for N days (default: 7; 0: all)"
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what would go, and remove nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -34,5 +34,5 @@ def execute(arguments: argparse.Namespace) -> int:
     for item in gone:
         print(item.line())
     freed = sum(item.size for item in gone)
-    log.note(f"{len(gone)} things, {freed / 1e6:.0f} MB {'would go' if arguments.dry_run else 'removed'}")
+    log.note(f"{len(gone)} items, {freed / 1e6:.0f} MB {'would be removed' if arguments.dry_run else 'removed'}")
     return 0

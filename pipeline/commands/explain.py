@@ -35,16 +35,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--env", type=path, metavar="RECORD.json", help="compare with this record (FlashInfer's flat _metadata)"
     )
     parser.add_argument(
-        "--live", action="store_true", help="ask in a container of IMAGE: for its record, or for a server's own hash"
+        "--live", action="store_true", help="compare in a container of IMAGE: its record, or a server's own hash"
     )
-    parser.add_argument("--startup-max-wait", type=seconds, default=1200, metavar="S", help="bound of --live, in s")
+    parser.add_argument("--startup-max-wait", type=seconds, default=1200, metavar="S", help="timeout of --live, in s")
     parser.add_argument(
         "-e",
         dest="environment",
         action="append",
         default=[],
         metavar="N=V",
-        help="a variable that a server will have; its arguments follow `--`",
+        help="a variable of a server's deployment; its arguments follow `--`",
     )
     parser.set_defaults(rest=())
     parser.add_argument("--json", action="store_true", help="as JSON on stdout")

@@ -27,11 +27,11 @@ def configure_run(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `release run`."""
     _add_common(parser)
     parser.add_argument("--cell", action="append", default=[], metavar="NAME", help="this cell alone (may be repeated)")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be pushed; push and build nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be pushed; push and build nothing")
     parser.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
     parser.add_argument("--compression", choices=("gzip", "zstd"), default="gzip", help="of all layers (default: gzip)")
     parser.add_argument(
-        "--startup-max-wait", type=seconds, default=1200, metavar="S", help="bound of start and replay at verify"
+        "--startup-max-wait", type=seconds, default=1200, metavar="S", help="timeout of each start at verify, in s"
     )
 
 
@@ -58,7 +58,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="cosign.key, env://NAME, an address of a KMS (awskms://…), or keyless; a password: COSIGN_PASSWORD",
     )
-    group.add_argument("--transparency-log", action="store_true", help="put signatures into the public log")
+    group.add_argument("--transparency-log", action="store_true", help="write signatures to the public log")
     add_build_options(parser)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `report`."""
-    parser.add_argument("image", metavar="IMAGE", help="name or id of an image in the engine")
+    parser.add_argument("image", metavar="IMAGE", help="name or id of an image in the Docker Engine")
     parser.add_argument(
         "-o", "--output", type=path, default=Path("report.html"), metavar="FILE", help="default: report.html"
     )

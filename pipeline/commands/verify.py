@@ -19,16 +19,18 @@ _REMEDY = "`pipeline build MODEL --retune` makes the caches and the image again"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `verify`."""
     parser.add_argument(
-        "image", metavar="IMAGE", help="name or id of an image in the engine; with --in-place a verdict"
+        "image", metavar="IMAGE", help="name or id of an image in the Docker Engine; with --in-place a verdict"
     )
     parser.add_argument(
         "--in-place",
         action="store_true",
         help="start the server of the image in which this runs",
     )
-    parser.add_argument("--level", choices=("static", "replay"), default="replay", help="look only, or run every op")
     parser.add_argument(
-        "--startup-max-wait", type=seconds, default=1200, metavar="S", help="timeout of start and replay"
+        "--level", choices=("static", "replay"), default="replay", help="static: files only; replay: also every op"
+    )
+    parser.add_argument(
+        "--startup-max-wait", type=seconds, default=1200, metavar="S", help="timeout of each start, in s"
     )
     parser.add_argument("-o", "--output", type=path, metavar="FILE", help="write the verdict to FILE")
     parser.add_argument("--json", action="store_true", help="the verdict on stdout")

@@ -106,7 +106,7 @@ def bake(inputs: Inputs, warm: WarmUp, session: Session, export: Export | None =
             layers.append(Layer(name, where.path, linked=where.linked))
             if not where.linked:
                 log.note(
-                    f"{where.path} lies in a folder of another owner, which keeps it: this layer has its own digest"
+                    f"{where.path} lies in a folder that root does not own: this layer's digest differs at each build"
                 )
         runs, wrap = Runs.of(inputs.base.config), inputs.producer.name == "tune"
         text = finished(inputs.recipe.dockerfile, layers, warm.environment, runs, wrap=wrap)

@@ -147,7 +147,7 @@ def _failed(session: Session, target: str, said: Sequence[str], error: ProcessFa
         return DockerError(
             f"the Docker Engine at {session.engine.host} went away while target {target} was built",
             details=said,
-            hint="`pipeline daemon status`; the same command again goes on",
+            hint="check `pipeline daemon status`, then run the same command again: it resumes",
             log=str(session.log),
         )
     if any(_LOST in line for line in error.details):

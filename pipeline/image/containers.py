@@ -142,7 +142,7 @@ def wait(container: Container, what: str, timeout: float) -> int:
             raise DockerError(
                 f"the connection to the Docker Engine was lost while {what} ran",
                 details=said or (),
-                hint="`pipeline daemon status`; the same command again goes on",
+                hint="check `pipeline daemon status`, then run the same command again: it resumes",
             ) from error
         raise ContainerTimeout(
             f"{what} did not end within {waited:.0f} s", details=said, hint="the container was removed"

@@ -100,7 +100,7 @@ def tag(client: DockerClient, image: str, repository: str, name: str) -> str:
     before = check_free(client, repository, name)
     client.images.get(image).tag(repository, name)
     if before and before != str(client.images.get(image).id):
-        log.note(f"{repository}:{name} was {before[:19]}… until now")
+        log.note(f"{repository}:{name} moved to this image, from {before[:19]}…")
         with contextlib.suppress(ImageNotFound):
             if not client.images.get(before).tags:  # by its id the engine would also remove the only other name
                 drop_image(client, before)

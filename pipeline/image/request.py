@@ -81,30 +81,30 @@ def add_build_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("image")
     group.add_argument("--base-image", default="", metavar="REF", help="build on this image, not on the pinned base")
     group.add_argument(
-        "--accept-base-versions", action="store_true", help="record a base's own versions, do not compare"
+        "--accept-base-versions", action="store_true", help="use the base's own versions, do not compare"
     )
     group.add_argument("--retune", action="store_true", help="warm up again although the store has these caches")
     group.add_argument("--cache", type=_roots, default=(), metavar="DIR,…", help="bake these caches, tune nothing")
     group.add_argument("--no-bake-jit", action="store_true", help="leave compiled modules out of the image")
     server = parser.add_argument_group("server")
-    server.add_argument("--server", default="", choices=SERVERS, help="let this server's own start warm up")
+    server.add_argument("--server", default="", choices=SERVERS, help="warm up by starting this server, not the tuner")
     server.add_argument(
-        "--server-args", default="", metavar="ARGS", help="the arguments that it will serve with; several sets: A -- B"
+        "--server-args", default="", metavar="ARGS", help="its arguments, as in production; several sets: A -- B"
     )
     server.add_argument("--server-env", default="", metavar="N=V …", help="its variables; a secret by name alone")
     tuning = parser.add_argument_group("tuning")
-    tuning.add_argument("--previous", type=path, metavar="DIR", help="an existing cache root to start from")
+    tuning.add_argument("--previous", type=path, metavar="DIR", help="an existing cache to start from; validated first")
     tuning.add_argument(
         "--gpus", default="", metavar="LIST", help="GPUs by number or CDI name: 0,1 or nvidia.com/gpu=all"
     )
     tuning.add_argument("--require-idle", action="store_true", help="refuse GPUs that other processes use")
-    tuning.add_argument("--timeout", type=seconds, default=300, metavar="S", help="of one collective between ranks")
+    tuning.add_argument("--timeout", type=seconds, default=300, metavar="S", help="timeout of one collective, in s")
     tuning.add_argument(
         "--tune-max-wait",
         type=seconds,
         default=7200,
         metavar="S",
-        help="timeout of the warm-up, and of waiting for another run's on the same devices",
+        help="timeout of the warm-up, and of waiting for another run on the same devices, in s",
     )
     tuning.add_argument(
         "--strategy",
@@ -122,7 +122,7 @@ def add_result_options(parser: argparse._ActionsContainer) -> None:
     """Add the name of the image, the timeout of its verify, and `--json`."""
     parser.add_argument("--image", default="", metavar="NAME", help="name of the image (default: by model and inputs)")
     parser.add_argument(
-        "--startup-max-wait", type=seconds, default=1200, metavar="S", help="timeout of start and replay at verify"
+        "--startup-max-wait", type=seconds, default=1200, metavar="S", help="timeout of each start at verify, in s"
     )
     parser.add_argument("--json", action="store_true", help="the outcome as JSON on stdout")
 
@@ -231,8 +231,8 @@ def _check_clashes(arguments: argparse.Namespace) -> None:
     if given:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise UsageError(
-            f"a server warms up in its own way: {names} {'do' if len(given) > 1 else 'does'} not reach it",
-            hint="leave it out; what the server shall do belongs into SERVER_ARGS (--server-args)",
+            f"SERVER= starts the server and no tuner: {names} {'do' if len(given) > 1 else 'does'} not apply",
+            hint="leave it out; options of the server go into SERVER_ARGS (--server-args)",
         )
 
 
@@ -265,9 +265,9 @@ def _check_previous(previous: Path | None) -> Path | None:
     _, findings = check_root(previous)
     if findings:
         raise CacheRefused(
-            f"{previous} cannot be started from: {findings[0]}",
+            f"{previous} cannot be used as PREVIOUS: {findings[0]}",
             details=[str(finding) for finding in findings[:20]],
-            hint="leave PREVIOUS out to tune from nothing",
+            hint="leave PREVIOUS out to tune from scratch",
         )
     return previous
 

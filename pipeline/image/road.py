@@ -25,8 +25,8 @@ from .warm_up import build, find_entry, warm_up
 
 _REMEDY = "no image was named; RETUNE=1 (--retune) makes the caches again"
 _REMEDY_IMPORTED = (
-    "no image was named; the caches were tuned elsewhere and do not fit here: tune, or give what was tuned in an image "
-    "of this base"
+    "no image was named; the caches were tuned elsewhere and do not fit here: tune, or bake caches "
+    "that were tuned in an image of this base"
 )
 
 

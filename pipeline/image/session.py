@@ -100,7 +100,7 @@ def translated(engine: Engine) -> Iterator[None]:
         said = str(getattr(error, "explanation", "") or error).strip().splitlines()
         raise DockerError(
             f"the Docker Engine at {engine.host} failed: {said[-1][:300] if said else type(error).__name__}",
-            hint="`pipeline daemon status` tells whether it still answers, and where its log is",
+            hint="`pipeline daemon status` shows whether it still answers, and where its log is",
         ) from error
 
 

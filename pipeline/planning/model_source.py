@@ -112,7 +112,7 @@ def _load(path: Path) -> Mapping[str, Any]:
         hint = "check the path and that you may read the file"
         raise ModelUnreadable(f"{path}: {error.strerror}", hint=hint) from None
     if not isinstance(value, dict):
-        raise ModelUnreadable(f"{path} holds no JSON object", hint=_TAKES)
+        raise ModelUnreadable(f"{path} contains no JSON object", hint=_TAKES)
     return value
 
 
@@ -131,7 +131,7 @@ def _from_path(path: Path) -> Found:
     if path.is_dir():
         path = path / "config.json"
         if not path.is_file():
-            raise ModelUnreadable(f"{path.parent} holds no config.json", hint=_TAKES)
+            raise ModelUnreadable(f"{path.parent} contains no config.json", hint=_TAKES)
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     return Found(name or "model", str(path), _with_quantization(path, _load(path)))
 

@@ -12,6 +12,10 @@ from .ops import Target
 from .plan import server_command
 
 COLUMNS = ("op", "FlashInfer op", "shape per rank", "dtypes", "buckets", "layers", "backends")
+BAKED = (
+    "of a server's cold start can be baked: torch.compile, Triton, FlashInfer's compiled modules and tuning, byte code"
+)
+STAYS = "cannot be baked: pulling the image, importing Python, loading weights, capturing CUDA graphs"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -31,16 +35,15 @@ def _gains(plan: Plan, model: str) -> tuple[list[str], list[str]]:
     reasons = found_by_none(plan.ops)
     if reasons:
         first = (
-            "NO SERVER GAINS BY THIS PLAN: its entries are looked up by callers of FlashInfer itself alone. "
+            "NO SERVER GAINS BY THIS PLAN: only programs that call FlashInfer themselves look its entries up. "
             f"For a server's cold start: {server_command(model)}"
         )
-        return [first, *(f"  {reason}" for reason in reasons), ""], []
+        return [first, *(f"  {reason}" for reason in reasons), ""], [BAKED, STAYS]
     served = [op.name for op in plan.ops if not op.unserved]
     after = [*summary(plan, Target(plan.device, plan.arch).sm)]
     if len(served) < len(plan.ops):
         after.append(f"--ops {','.join(served)} plans only what a server looks up")
-    after.append(f"torch.compile, Triton and compiled modules are a server's own: {server_command(model)}")
-    return [], after
+    return [], [*after, BAKED, STAYS, f"to bake them: {server_command(model)}"]
 
 
 def describe(plan: Plan, model: str = "") -> str:

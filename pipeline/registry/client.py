@@ -162,7 +162,7 @@ class Registry:
                 body = json.dumps(made, separators=(",", ":")).encode()
                 self._manifest("PUT", repository, list_tag(digest), Manifest.of(body, INDEX))
         raise RegistryError(
-            f"{repository}:{list_tag(digest)} is written by somebody else all the time", hint="run it again later"
+            f"{repository}:{list_tag(digest)} keeps changing: another process writes it", hint="run it again later"
         )
 
     # Blobs

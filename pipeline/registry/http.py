@@ -67,7 +67,7 @@ class RetryPolicy:
                 if asked is not None and asked > self.longest:
                     raise RegistryError(
                         f"{error.cause.message}; it asks to come back in {asked:.0f} s",
-                        hint=f"run it again then: at most {self.longest:.0f} s are waited",
+                        hint=f"run it again then: this command waits {self.longest:.0f} s at most",
                     ) from error
                 if attempt == self.tries:
                     raise error.cause from error
@@ -259,9 +259,9 @@ class Transport:
             value = json.loads(out.getvalue())
             token = str(value.get("token") or value["access_token"])
         except (ValueError, KeyError, AttributeError, RecursionError, TypeError) as error:
-            raise InvalidResponse(f"{_place(realm)} answered no token") from error
+            raise InvalidResponse(f"{_place(realm)} returned no token") from error
         if not re.fullmatch(r"[\x21-\x7e]+", token):
-            raise InvalidResponse(f"{_place(realm)} answered no token")
+            raise InvalidResponse(f"{_place(realm)} returned no token")
         return token
 
     def _check(self, response: urllib3.BaseHTTPResponse, address: str, accept: tuple[int, ...], what: str) -> None:

@@ -217,5 +217,5 @@ def _check_caches(request: Request, cell: Cell, wanted: Plan) -> None:
             wrong.append(f"{one.key} was tuned on {device_name(one)}, not on {' or '.join(cell.devices)}")
     if wrong:
         raise CacheRefused(
-            f"{cell.name}: {wrong[0]}", details=wrong, hint="a cell's cache holds that cell's keys and no others"
+            f"{cell.name}: {wrong[0]}", details=wrong, hint="a cell's cache must contain that cell's keys and no others"
         )

@@ -226,7 +226,7 @@ def image_under_tag(
     if signer is not None and not cosign.is_signed_by(registry, name.at(digest), signer):
         raise PublishError(
             f"{name} exists with content that this key has not signed",
-            hint="whose is it? `pipeline attestation verify` with their key tells; remove the tag, or take another",
+            hint="whose is it? `pipeline attestation verify` with their key shows it; remove the tag, or take another",
         )
     return found
 

@@ -78,7 +78,7 @@ class Evidence:
             raise PublishError(
                 f"{self.image}: {len(lacking)} of {len(self.answers)} checks did not pass: "
                 + ", ".join(f"{answer.name} {answer.state}" for answer in lacking),
-                hint="the lines above say what of each; a release attaches all of it",
+                hint="the lines above say why; a release attaches all of it",
             )
 
 
@@ -93,7 +93,7 @@ def examine(registry: Registry, reference: Reference, verifier: cosign.Verifier 
     look = _Look(registry, reference, index, verifier)
     answers = [look.signature()]
     if not index.images:
-        answers.append(Answer("image", "wrong", "the index holds no image"))
+        answers.append(Answer("image", "wrong", "the index contains no image"))
     for image in index.images:
         made = [look.server(image)] if image.server else look.autotune(image)
         answers += [look.provenance(image), look.sbom(image), *made, look.verdict(image), _annotations(image)]

@@ -39,7 +39,7 @@ def rows(outcome: Outcome, facts: Facts, report: str) -> list[tuple[str, str]]:
     ]
     seconds = f"{done.warm.seconds:.1f} s" if done.warm.seconds else "imported: tuned elsewhere"
     if done.reused and done.warm.seconds:
-        seconds += ", in the store already: not done again"
+        seconds += ", from the store"
     steps = ", ".join(f"{name} {took:.1f}" for name, took in outcome.steps)
     return [
         *table,

@@ -120,10 +120,10 @@ def _check_root() -> None:
     except OSError as error:
         raise UsageError(
             f"{root} cannot be written: {error.strerror}",
-            hint=f"a server's caches hold absolute paths: run as root, or mount an empty folder at {root}",
+            hint=f"a server's caches contain absolute paths: run as root, or mount an empty folder at {root}",
         ) from error
     if any(root.iterdir()):
-        raise UsageError(f"{root} is not empty: a cold start could not be told", hint="start from a fresh container")
+        raise UsageError(f"{root} is not empty: a cold start cannot be measured", hint="start from a fresh container")
 
 
 @contextlib.contextmanager

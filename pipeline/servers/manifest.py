@@ -175,5 +175,5 @@ def report(told: ServerManifest, differences: Sequence[Difference], hashes: Sequ
         same = "what was baked" if hashes[-1] in hashes[:-1] else "nothing that was baked"
         lines.append(f"the server's own hash of its configuration is that of {same}")
     else:
-        lines.append("the server's own hash was not computed: these are its words, compared")
+        lines.append("the server's own hash was not computed: only arguments and variables were compared")
     return lines

@@ -71,7 +71,7 @@ def laid(words: Words, files: Mapping[str, str], home: str) -> dict[str, str]:
     if not _COMMIT.fullmatch(commit):
         raise UsageError(
             f"{words.model} is a hub id, and SERVER_ARGS name no commit",
-            hint="--revision <the 40 digits of the commit>: an offline server's hash holds it",
+            hint="--revision <the 40 digits of the commit>: an offline server's hash contains it",
         )
     top = PurePosixPath(home, "hub", f"models--{words.model.replace('/', '--')}")
     snapshot = top / "snapshots" / commit

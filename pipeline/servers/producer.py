@@ -279,7 +279,7 @@ class ServerProducer:
         found = versions.get(self.name) if isinstance(versions, dict) else None
         if found is None or re.fullmatch(self.adapter.known, str(found)):
             return []
-        return [f"{self.name} {found} is another version than this adapter was made for; it was tried all the same"]
+        return [f"{self.name} {found} is another version than this adapter was made for; it was started anyway"]
 
 
 @contextlib.contextmanager

@@ -174,7 +174,7 @@ def split(text: str, what: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"{what} cannot be split into words: {error}", hint="quote as in a shell") from error
+        raise UsageError(f"{what} cannot be parsed as shell arguments: {error}", hint="quote as in a shell") from error
 
 
 def variables(text: str) -> dict[str, str]:

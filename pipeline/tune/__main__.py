@@ -52,7 +52,7 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
     log.note(f"{plan.model}: {len(plan.ops)} ops, {buckets} buckets, {world} ranks on {plan.device} ({plan.arch})")
     if arguments.compare == "on":
         seconds = COMPARE_SECONDS if arguments.compare_budget is None else arguments.compare_budget
-        log.note(f"comparing takes {seconds * buckets:.0f} s at most; what is left then keeps the default")
+        log.note(f"comparing takes {seconds * buckets:.0f} s at most; what is not compared by then keeps the default")
 
     def tell(step: RankStep) -> None:
         log.note(f"{step.op}/{len(plan.ops)} {step.step}" if step.step.startswith("tuning") else step.step)

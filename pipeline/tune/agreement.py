@@ -142,7 +142,7 @@ def _placed(
     ]
     if lines:
         raise EntryElsewhere(
-            "not every rank holds the entries that the plan assigns to it",
+            "not every rank has the entries that the plan assigns to it",
             details=lines,
             hint="nothing was saved; a rank may have run out of memory while it tuned",
         )

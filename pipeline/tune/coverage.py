@@ -61,7 +61,7 @@ def cover(tuner: ObservedTuner, plan: Plan, op: OpPlan, case: Case, measured: Me
         for bucket in op.buckets:
             seen = call(tuner, case, bucket).lookups
             if not seen:
-                missing.append(f"{op.name} at {bucket} tokens: search_cache was never asked")
+                missing.append(f"{op.name} at {bucket} tokens: search_cache was never called")
             for lookup in seen:
                 if lookup.hit:
                     rows.append(measured.row(op, bucket, lookup))

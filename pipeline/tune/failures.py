@@ -285,7 +285,7 @@ def _crashed(now: Situation, details: Sequence[str]) -> RankTrouble | None:
 def _ended(status: int | None) -> str:
     """How a process ended, in words."""
     if not status:
-        return "ended without a word"
+        return "ended without an error message"
     if status > 0:
         return f"ended with {status}"
     try:

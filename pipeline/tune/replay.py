@@ -115,12 +115,12 @@ class _Replayed:
             if not lookup.hit:
                 found.misses.append({"op": op.name, "bucket": bucket, "tokens": tokens, "entry": entry or lookup.key})
             elif entries and lookup.key not in entries:
-                found.fault(op.name, tokens, f"{lookup.key} answered in place of {entry}", entry=entry)
+                found.fault(op.name, tokens, f"{lookup.key} was hit instead of {entry}", entry=entry)
         for question in questions:
             if question.lookup in lookups and otherkeys.other_keys(question.lookup.key):
                 self._as_others(tokens, bucket, self.tuner.ask_as_others(question))
         if not asked:
-            found.fault(op.name, tokens, "search_cache was never asked", entry=entry)
+            found.fault(op.name, tokens, "search_cache was never called", entry=entry)
         chosen = f"{asked[-1].runner} tactic {asked[-1].tactic}" if asked else "the op"
         if error:
             found.fault(op.name, tokens, f"{chosen} failed with {error}", entry=entry)
@@ -187,7 +187,7 @@ def open_key(root: Path, chosen: str | None) -> Stored:
     keys = find_keys(root)
     key = Key.parse(chosen) if chosen else keys[0] if len(keys) == 1 else None
     if key is None or key not in keys:
-        what = f"has no key {chosen}" if chosen else f"holds {len(keys)} keys"
+        what = f"has no key {chosen}" if chosen else f"contains {len(keys)} keys"
         hint = f"choose with --key, or --root / {ENV_CACHE_DIR}"
         raise CacheRefused(f"{root} {what}", details=[str(one) for one in keys], hint=hint)
     stored = read_key(root, key)
@@ -234,7 +234,7 @@ def failures(told: dict[str, Any]) -> list[str]:
     lines += [f"{w['op']} at {w['tokens']} tokens: {w['reason']}" for w in told["wrong"]]
     lines += [f"{d['field']} is {d['here']!r} here, was {d['tuned']!r}" for d in told["record_differences"]]
     if told["calls"] == 0:
-        lines.append("search_cache was never asked: the plan calls nothing")
+        lines.append("search_cache was never called: the plan calls nothing")
     return lines
 
 
@@ -251,7 +251,7 @@ def replay(root: Path, chosen: str | None, timeout: float) -> dict[str, Any]:
         try:
             supervise(Launch(nproc, timeout, work), command, environment(work))
         except WarmUpError as error:
-            raise CacheRefused(error.message, details=error.details, hint="the cache was not proved") from error
+            raise CacheRefused(error.message, details=error.details, hint="the replay did not pass") from error
         results = [json.loads(result_path(work, rank).read_bytes()) for rank in range(nproc)]
     return {**join(results, stored.manifest.key), "seconds": round(time.monotonic() - began, 3)}
 
@@ -259,13 +259,13 @@ def replay(root: Path, chosen: str | None, timeout: float) -> dict[str, Any]:
 def _parser() -> Parser:
     parser = Parser(
         prog="python -m pipeline.tune.replay",
-        description="Prove that a tuned cache answers every op at every bucket.",
+        description="Prove that a tuned cache has a hit for every op at every bucket.",
         allow_abbrev=False,
     )
     parser.add_argument("--root", type=path, metavar="DIR", help=f"directory above <version>/ (else {ENV_CACHE_DIR})")
     parser.add_argument("--key", metavar="KEY", help="<version>/<arch>/<hash>; needed where there are several")
     parser.add_argument("--out", type=path, metavar="FILE", help="also write the result there")
-    parser.add_argument("--timeout", type=seconds, default=300, metavar="S", help="bound on a rank's silence, seconds")
+    parser.add_argument("--timeout", type=seconds, default=300, metavar="S", help="timeout of a silent rank, in s")
     return parser
 
 

@@ -165,7 +165,7 @@ def begin(options: Options, steps: Steps) -> Session:
     _check_plan(plan, record, world)
     version, can = flashinfer_api.version(), flashinfer_api.has_process_group()
     strategy = choose(options.strategy, plan, world, version=version, process_group=can)
-    steps.say("reading what is known already")
+    steps.say("reading earlier entries")
     decided = _deciding(options, strategy, record, tuner, world)
     earlier, finished = ranks.broadcast(_find_known(options, plan, record, decided) if ranks.rank == 0 else None)
     bad = _load_known(options, ranks.rank, tuner, earlier, finished)

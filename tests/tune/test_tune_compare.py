@@ -77,7 +77,7 @@ def test_what_no_time_was_left_for_keeps_the_default_and_is_said(tuner: Tuner, p
         "default",
         "the default: the time for comparing was used up",
     )
-    assert any("keep the default: comparing was to take 0.0 s at most" in note for note in manifest.notes)
+    assert any("keep the default: comparing had a limit of 0.0 s" in note for note in manifest.notes)
 
 
 @pytest.mark.once

@@ -44,7 +44,7 @@ def test_names_and_hub_ids_of_bundled_models():
 def test_folder_and_file_are_the_same_model_with_the_quantization_beside_it(tmp_path):
     folder = tmp_path / "my-model"
     folder.mkdir()
-    with pytest.raises(ModelUnreadable, match=r"holds no config\.json"):
+    with pytest.raises(ModelUnreadable, match=r"contains no config\.json"):
         find_model(str(folder))
     (folder / "config.json").write_text(json.dumps(find_model("tiny").config))
     assert find_model(str(folder)) == find_model(str(folder / "config.json"))

@@ -91,7 +91,7 @@ def test_what_a_listener_raises_comes_out_when_all_is_read() -> None:
 def test_a_full_log_does_not_end_what_is_run(capsys: pytest.CaptureFixture[str]) -> None:
     done = run(python("print('first', flush=True); print('x' * 1_000_000); print('last')"), log=Path("/dev/full"))
     assert done.tail[-1] == "last"
-    assert "/dev/full takes nothing more: No space left on device" in capsys.readouterr().err
+    assert "/dev/full cannot be written to: No space left on device" in capsys.readouterr().err
 
 
 def test_an_interruption_ends_the_process_and_reads_what_it_says_at_its_end(tmp_path: Path) -> None:

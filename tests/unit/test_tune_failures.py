@@ -56,7 +56,7 @@ GAVE_UP = rank(0, ONE, waiting=True, state="failed", failure=TIMED_OUT)
         ([WAITING, rank(1, ONE, status=-signal.SIGKILL)], "rank 1 was ended by SIGKILL at: tuning qkv"),
         ([WAITING, rank(1, status=-signal.SIGSEGV)], "rank 1 was ended by SIGSEGV at: tuning qkv"),
         ([WAITING, rank(1, status=3)], "rank 1 ended with 3 at: tuning qkv"),
-        ([WAITING, rank(1, status=0)], "rank 1 ended without a word at: tuning qkv"),
+        ([WAITING, rank(1, status=0)], "rank 1 ended without an error message at: tuning qkv"),
         ([WAITING, RankState(1, None, status=1)], "rank 1 ended with 1 at: its start, before it said anything"),
         ([RankState(0, None, status=1), RankState(1, None, "S")], "no rank started"),
         ([WAITING, rank(1, process="T")], "rank 1 is stopped at: tuning qkv"),

@@ -27,7 +27,9 @@ def configure_pull(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cache pull`."""
     parser.add_argument("source", metavar="oci://HOST/REPO[:TAG][@DIGEST]")
     add_output(parser, "a new or empty directory")
-    parser.add_argument("--key", default="", metavar="FILE", help="demand a signature: cosign.pub or env://NAME")
+    parser.add_argument(
+        "--key", default="", metavar="FILE", help="require a signature by this key: cosign.pub or env://NAME"
+    )
 
 
 def execute_push(arguments: argparse.Namespace) -> int:
@@ -39,7 +41,7 @@ def execute_push(arguments: argparse.Namespace) -> int:
 
     to = reference(arguments.to)
     if to.digest:
-        raise UsageError(f"{arguments.to} names a digest", hint="a digest is what comes of a push: give a tag")
+        raise UsageError(f"{arguments.to} names a digest", hint="a push makes the digest: give a tag")
     signer = Signer(arguments.sign) if arguments.sign else None
     with opened(arguments.source) as root, Registry(to.registry) as registry:
         _say(caches.push(registry, root, arguments.source, to, signer=signer, move=arguments.move))

@@ -157,7 +157,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("entries", nargs="*", metavar="ENTRY", help="an entry of the store, or the start of its name")
     parser.add_argument("--older-than", type=_days, metavar="DAYS", help="entries made longer ago")
     parser.add_argument("--unused", action="store_true", help="entries that no image here was baked from")
-    parser.add_argument("--dry-run", action="store_true", help="say what would go, and remove nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
 
 
 def _days(text: str) -> float:
@@ -226,7 +226,7 @@ def used_marks() -> set[str]:
 
     engine = find()
     if engine is None:
-        raise DockerError("no Docker Engine answers, so that nothing can be called unused", hint="pipeline daemon up")
+        raise DockerError("no Docker Engine answers, so what is unused is not known", hint="pipeline daemon up")
     with contextlib.closing(connect(engine)) as client:
         named = [
             str(image.labels.get(label, ""))

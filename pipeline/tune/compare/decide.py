@@ -98,6 +98,5 @@ class Budget:
         if not self.short:
             return ""
         return (
-            f"{self.short} entries keep the default: comparing was to take {self.seconds:.1f} s at most "
-            "(--compare-budget)"
+            f"{self.short} entries keep the default: comparing had a limit of {self.seconds:.1f} s (--compare-budget)"
         )
