@@ -178,7 +178,7 @@ def _tar(tmp_path: Path) -> Path:
         (("--image", "Bad Name"), 2, "cannot name an image"),
         (("--previous", "/no/such/dir"), 2, "is not a directory"),
         (("--server", "vllm", "--device", "cuda"), 2, "the image that will serve"),
-        (("--server", "vllm", "--base-image", "x", "--strategy", "leader"), 2, "--strategy does not reach it"),
+        (("--server", "vllm", "--base-image", "x", "--strategy", "leader"), 2, "--strategy does not apply"),
         (("--server-args", "--tp 2"), 2, "need SERVER="),
     ],
 )

@@ -108,7 +108,7 @@ def test_several_sets_of_arguments_stand_between_two_dashes() -> None:
         ("vllm", "--model ./here", "", "neither an absolute path nor a hub id"),
         ("vllm", "--model org/model", "HF_HUB_OFFLINE=0", "the start has no network"),
         ("vllm", "--model /mnt/../etc", "", r"\.\."),
-        ("vllm", "--model '/mnt", "", "cannot be split"),
+        ("vllm", "--model '/mnt", "", "cannot be parsed"),
         ("vllm", "--model /m --config x.yaml", "", "--config"),
         ("vllm", "--model /m --tensor-parallel-size many", "", "no number of ranks"),
         ("vllm", "--model /m", "1X=2", "NAME=VALUE"),
