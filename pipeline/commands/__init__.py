@@ -138,7 +138,7 @@ COMMANDS: Mapping[str, Command | Group] = {
         {
             "cells": Command(
                 "release:cells",
-                "list the cells: what each needs, its command, and whether the registry has it",
+                "list the cells (one image each): what each needs, its command, and whether the registry has it",
                 ("--matrix release.toml --json", "tiny --registry localhost:5000"),
             ),
             "run": Command(

@@ -29,7 +29,9 @@ def configure_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cell", action="append", default=[], metavar="NAME", help="this cell alone (may be repeated)")
     parser.add_argument("--dry-run", action="store_true", help="print what would be pushed; push and build nothing")
     parser.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
-    parser.add_argument("--compression", choices=("gzip", "zstd"), default="gzip", help="of all layers (default: gzip)")
+    parser.add_argument(
+        "--compression", choices=("gzip", "zstd"), default="gzip", help="compression of all layers (default: gzip)"
+    )
     parser.add_argument(
         "--startup-max-wait", type=seconds, default=1200, metavar="S", help="timeout of each start at verify, in s"
     )
@@ -49,9 +51,19 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("release")
     group.add_argument("--registry", default="", metavar="R", help="host[:port][/repository] (repository: tuned)")
     group.add_argument("--matrix", type=path, metavar="FILE", help="release.toml: models, TP, GPU types, servers")
-    group.add_argument("--tag", default="", metavar="TEMPLATE", help="of tags that never move; {cache} is one field")
-    group.add_argument("--floating-tag", action="append", default=[], metavar="TEMPLATE", help="a tag that moves along")
-    group.add_argument("--verdict", action="append", default=[], type=path, metavar="FILE|DIR", help="of other hosts")
+    group.add_argument(
+        "--tag", default="", metavar="TEMPLATE", help="template of tags, which never move; {cache} is one field"
+    )
+    group.add_argument(
+        "--floating-tag",
+        action="append",
+        default=[],
+        metavar="TEMPLATE",
+        help="template of tags that move to the newest image",
+    )
+    group.add_argument(
+        "--verdict", action="append", default=[], type=path, metavar="FILE|DIR", help="verdicts of other hosts"
+    )
     group.add_argument(
         "--sign",
         default="",

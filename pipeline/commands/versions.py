@@ -110,7 +110,11 @@ def configure_bump(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--latest", action="append", default=[], metavar="NAME", help="move to the newest on the index")
     parser.add_argument("--refresh", action="store_true", help="compile every lock again; pins stay where they can")
     parser.add_argument(
-        "--upgrade", action="append", default=[], metavar="PACKAGE", help="let its pins move to the newest; * is all"
+        "--upgrade",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="let the pins of PACKAGE move to the newest; * is all",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the diff, write nothing")
     parser.add_argument("--offline", action="store_true", help="ask no index; refused where a lock must be compiled")

@@ -100,7 +100,8 @@ def make_plan(
 
 def server_command(model: str) -> str:
     """What to type for a model whose entries no server looks up."""
-    return f"`pipeline build {model} --server vllm` (make image MODEL={model} SERVER=vllm)"
+    command = f"`pipeline build {model} --server vllm` (make image MODEL={model} SERVER=vllm)"
+    return f"{command}, on GPUs with BASE_IMAGE= and SERVER_ARGS="
 
 
 def _check_version(version: str, problems: Problems) -> None:

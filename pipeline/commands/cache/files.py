@@ -67,7 +67,7 @@ def _block(row: dict[str, Any]) -> Iterator[str]:
 def configure_inspect(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cache inspect`."""
     parser.add_argument("target", metavar=METAVAR, help="a cache file, a cache root or key, an image, or a registry")
-    parser.add_argument("--key", default="", metavar="HASH", help="only the key whose hash begins so")
+    parser.add_argument("--key", default="", metavar="HASH", help="only the key whose hash begins with HASH")
     parser.add_argument("--json", action="store_true", help="manifests, entries and findings as JSON on stdout")
 
 
