@@ -102,10 +102,10 @@ engine: $(VENV)/ready ## find or start a Docker Engine
 lint: $(VENV)/dev ## ruff and mypy
 	@$(VENV)/bin/python -m ruff check . && $(VENV)/bin/python -m ruff format --check . && $(VENV)/bin/python -m mypy
 
-test-unit: $(VENV)/dev ## tests without network and engine
+test-unit: $(VENV)/dev ## tests without network and Docker Engine
 	@$(PYTEST) tests/unit
 
-test-tune: $(VENV)/dev $(TUNE_VENV)/ready ## the real AutoTuner on CPU ranks, without an engine
+test-tune: $(VENV)/dev $(TUNE_VENV)/ready ## the real AutoTuner on CPU ranks, without a Docker Engine
 	@$(TUNE_TESTS) $(PYTEST) tests/tune
 
 test-engine: $(VENV)/dev ## tests against the real Docker Engine, which they start
@@ -117,7 +117,7 @@ test-release: $(VENV)/dev ## tests against a real registry, which they install a
 test-servers: $(VENV)/dev ## a real vLLM on CPU, its traps too: minutes for each start
 	@$(PYTEST) --run-large tests/servers
 
-# Two processes. Tests that share an engine or a registry stay together (tests/conftest.py), the others go where there is room.
+# Two processes. Tests that share a Docker Engine or a registry stay together (tests/conftest.py), the others go where there is room.
 test: $(VENV)/dev $(TUNE_VENV)/ready ## all tests that this machine can run
 	@$(TUNE_TESTS) $(PYTEST) --numprocesses 2 --dist loadscope --durations 25 tests/docker tests/release tests/servers tests/tune tests/unit
 

@@ -138,7 +138,7 @@ def advise(field: Field) -> Advice:
 
 
 _FOUND_NOWHERE = {
-    "gpu": "docker run --gpus all …, or --device nvidia.com/gpu=all where the engine uses CDI",
+    "gpu": "docker run --gpus all …, or --device nvidia.com/gpu=all where the Docker Engine uses CDI",
     "cudnn_frontend_version": "install nvidia-cudnn-frontend in this stage, in the version that tuned",
     "arch": "set FLASHINFER_CUDA_ARCH_LIST, or run where the GPUs are visible",
 }

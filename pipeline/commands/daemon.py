@@ -52,7 +52,7 @@ def execute_down(_arguments: argparse.Namespace) -> int:
     """Stop the private Docker Engine, if it runs."""
     from pipeline import daemon, log
 
-    log.note("private engine stopped" if daemon.down() else "no private engine was running")
+    log.note("private Docker Engine stopped" if daemon.down() else "no private Docker Engine was running")
     return int(Exit.OK)
 
 

@@ -36,7 +36,7 @@ def execute(arguments: argparse.Namespace) -> int:
     kind = locate(arguments.image).kind
     if kind != "image":
         raise UsageError(
-            f"{arguments.image} is a {kind}, not an image in the engine", hint="`docker images` lists them"
+            f"{arguments.image} is a {kind}, not an image in the Docker Engine", hint="`docker images` lists them"
         )
     verdict = None if arguments.verdict is None else Verdict.load(arguments.verdict.read_bytes())
     with image_in_engine(arguments.image) as (client, _):

@@ -138,7 +138,7 @@ def at_address(host: str, source: str, tls: str = "") -> Engine:
     if number is not None and int(number[0]) < OLDEST:
         raise DockerError(
             f"the Docker Engine at {host} is version {engine.version}; {OLDEST} or newer is needed",
-            hint="upgrade it, or name another engine in DOCKER_HOST",
+            hint="upgrade it, or name another Docker Engine in DOCKER_HOST",
         )
     return engine
 
@@ -229,7 +229,7 @@ def _silent(host: str, source: str, error: Exception) -> DockerError:
     if any(isinstance(cause, PermissionError) for cause in _causes(error)):
         return _forbidden(host.removeprefix("unix://"), source)
     other = "unset DOCKER_HOST" if source == "DOCKER_HOST" else "`docker context use default`"
-    fix = f"start that engine, or {other}"
+    fix = f"start that Docker Engine, or {other}"
     if source in {"default socket", "private"}:
         fix = "its log says why"
     elif "paramiko" in str(error):

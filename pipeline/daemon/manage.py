@@ -57,7 +57,9 @@ def ensure(store: str | None = None) -> Engine:
         f"buildx {'.'.join(map(str, version))}"
     )
     if engine.rootless:
-        log.note("this engine is rootless: its GPUs need `no-cgroups = true` in NVIDIA's container runtime, or CDI")
+        log.note(
+            "this Docker Engine is rootless: its GPUs need `no-cgroups = true` in NVIDIA's container runtime, or CDI"
+        )
     return engine
 
 
@@ -73,7 +75,7 @@ def up(store: str | None = None) -> Engine:
             else f'set "containerd-snapshotter": {wanted} in its features'
         )
         raise DockerError(
-            f"the engine at {engine.host} ({engine.source}) uses the {engine.store} image store",
+            f"the Docker Engine at {engine.host} ({engine.source}) uses the {engine.store} image store",
             hint=f"{change}; each store has its own images: those of the {engine.store} store are not seen then",
         )
     return engine
@@ -84,7 +86,7 @@ def down() -> bool:
     at = private.folders()
     if not at.root.exists() and not at.run.exists():
         return False
-    _require_root("stop the private engine")
+    _require_root("stop the private Docker Engine")
     with locked(at.lock, _LOCK):
         return private.stop(at)
 
@@ -96,7 +98,7 @@ def remove(*, data: bool = False) -> tuple[str, ...]:
     done = []
     with locked(at.lock, _LOCK):
         if private.stop(at):
-            done.append("the private engine was stopped")
+            done.append("the private Docker Engine was stopped")
         packages = debian.remove(at.root / "apt.log")
         if packages:
             done.append(f"removed the packages {', '.join(packages)}")
@@ -136,7 +138,7 @@ def _start(store: str | None) -> Engine:
             private.start(at, store or private.store(at))
             engine = find()
     if engine is None:
-        raise DockerError("the private engine was started and does not answer", log=str(at.log))
+        raise DockerError("the private Docker Engine was started and does not answer", log=str(at.log))
     return engine
 
 

@@ -162,7 +162,7 @@ def start(at: Folders, image_store: str) -> None:
     if running(at):
         if not _in_time(lambda: _answers(at), 20.0):
             raise DockerError(
-                "the private engine runs but does not answer",
+                "the private Docker Engine runs but does not answer",
                 hint="`pipeline daemon down`, then `pipeline daemon up`",
                 log=str(at.log),
             )
@@ -183,7 +183,7 @@ def start(at: Folders, image_store: str) -> None:
         write_json(at.config, _settings(at, image_store))
     except OSError as error:
         raise DockerError(
-            f"{error.filename} cannot be created for the private engine: {error.strerror}",
+            f"{error.filename} cannot be created for the private Docker Engine: {error.strerror}",
             hint="set XDG_CACHE_HOME to a folder on a local disk",
         ) from error
     try:
@@ -194,7 +194,7 @@ def start(at: Folders, image_store: str) -> None:
     except BaseException:
         stop(at, timeout=5.0)
         raise
-    log.note(f"private engine started: DOCKER_HOST={at.host} (log: {at.log})")
+    log.note(f"private Docker Engine started: DOCKER_HOST={at.host} (log: {at.log})")
 
 
 def _settings(at: Folders, image_store: str) -> dict[str, object]:
@@ -294,13 +294,13 @@ def sweep(at: Folders) -> None:
 
     if not _in_time(gone, 10.0):
         raise DockerError(
-            f"process {next(iter(processes(at)), 0)} of the private engine cannot be ended", log=str(at.log)
+            f"process {next(iter(processes(at)), 0)} of the private Docker Engine cannot be ended", log=str(at.log)
         )
     for where in _mounts(at):
         run(["umount", "--lazy", where], accept=range(256), timeout=30)
     mounted = next(_mounts(at), None)
     if mounted is not None:  # never delete below something that is still mounted
-        raise DockerError(f"{mounted} of the private engine cannot be unmounted", hint=f"umount {mounted}")
+        raise DockerError(f"{mounted} of the private Docker Engine cannot be unmounted", hint=f"umount {mounted}")
     if (Path("/sys/class/net") / at.bridge).exists():
         run(["ip", "link", "delete", at.bridge], accept=range(256), timeout=30)
     shutil.rmtree(at.run, ignore_errors=True)

@@ -96,7 +96,7 @@ def obtain(session: Session, *, wanted: str, default: str, suite: str) -> Base:
         why = _pull(session.client, asked)
         if why and wanted:
             raise BuildError(
-                f"base image {wanted} is not in the engine and cannot be pulled: {why}",
+                f"base image {wanted} is not in the Docker Engine and cannot be pulled: {why}",
                 hint="`docker login` if it is private; or `docker load` it; or leave BASE_IMAGE out",
             )
     if not why:
@@ -150,7 +150,7 @@ def _pull(client: DockerClient, reference: str) -> str:
         client.api.pull(reference)
     except (APIError, RequestException) as error:
         return str(getattr(error, "explanation", None) or error).strip().splitlines()[-1][:300]
-    return "" if find(client, reference, "") else "the engine pulled it but does not have it"
+    return "" if find(client, reference, "") else "the Docker Engine pulled it but does not have it"
 
 
 def _reference(name: str, suite: str) -> str:
@@ -183,7 +183,7 @@ def _bootstrap(session: Session, reference: str, suite: str, *, older_than: floa
             )
     found = find(session.client, reference, "bootstrapped")
     if found is None:
-        raise BuildError(f"the engine did not import the bootstrapped {suite}", log=str(session.log))
+        raise BuildError(f"the Docker Engine did not import the bootstrapped {suite}", log=str(session.log))
     said = run_one(session.client, reference, ["dpkg-query", "--show"], ContainerSpec(), timeout=120).stdout
     packages = dict(line.split("\t") for line in said.splitlines())
     made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

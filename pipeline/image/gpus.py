@@ -100,7 +100,8 @@ def offered(engine: Engine, *, wanted: str = "") -> Gpus:
         missing = [name for name in names if known and name not in known]
         if missing:
             raise UsageError(
-                f"the engine knows no CDI device {missing[0]}", hint=f"it knows {', '.join(known)}; see `docker info`"
+                f"the Docker Engine knows no CDI device {missing[0]}",
+                hint=f"it knows {', '.join(known)}; see `docker info`",
             )
         if not known and "nvidia" in engine.runtimes:  # an engine with CDI switched on need not have a specification
             ids = tuple(name.removeprefix(_KIND) for name in names)
@@ -122,14 +123,14 @@ def check(found: Gpus, ranks: int, *, require_idle: bool) -> list[str]:
     """
     if not found.gpus:
         raise UsageError(
-            "DEVICE=cuda, and a container of this engine sees no GPU",
+            "DEVICE=cuda, and a container of this Docker Engine sees no GPU",
             hint="`docker run --rm --gpus all IMAGE nvidia-smi` must list them: check driver and NVIDIA's container "
             "toolkit (`nvidia-ctk cdi generate`); or DEVICE=cpu",
         )
     if len(found.gpus) < ranks:
         fits = 1 << (len(found.gpus).bit_length() - 1)  # heads and widths are shared out by powers of two
         raise UsageError(
-            f"{ranks} ranks need {ranks} GPUs, the engine has {len(found.gpus)}",
+            f"{ranks} ranks need {ranks} GPUs, the Docker Engine has {len(found.gpus)}",
             hint=f"TP={fits} fits this host; or tune where there are more, and import with CACHE=",
         )
     names = sorted({gpu.name for gpu in found.gpus})
@@ -191,7 +192,7 @@ def refused_by_engine(image: str, offer: Gpus, said: str) -> UsageError | None:
     if offer.access == "none" or at < 0:
         return None
     return UsageError(
-        f"the engine cannot give a container of {image} {offer.named or 'its GPUs'}: {said[at:][:200]}",
+        f"the Docker Engine cannot give a container of {image} {offer.named or 'its GPUs'}: {said[at:][:200]}",
         hint="`docker run --rm --gpus all IMAGE nvidia-smi` must work there; after an update of the driver restart "
         "the host, or `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`; `docker info` lists its devices",
     )

@@ -150,7 +150,7 @@ def _offer(request: Request, session: Session) -> Gpus:
     offer = offered(session.engine, wanted=request.gpus)
     if request.device == "cuda" and offer.access == "none" and not request.imported:
         raise UsageError(
-            f"DEVICE=cuda, and the engine at {session.engine.host} offers no GPU",
+            f"DEVICE=cuda, and the Docker Engine at {session.engine.host} offers no GPU",
             hint="install NVIDIA's container toolkit there (`nvidia-ctk cdi generate`); or tune where there is a GPU "
             "and import with CACHE=; or DEVICE=cpu",
         )

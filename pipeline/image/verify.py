@@ -36,7 +36,7 @@ def identity_of(client: DockerClient, image: str) -> tuple[str, tuple[str, ...]]
         attrs = client.images.get(image).attrs
     except ImageNotFound as error:
         raise UsageError(
-            f"there is no image {image} in the engine", hint="`docker images` lists what there is"
+            f"there is no image {image} in the Docker Engine", hint="`docker images` lists what there is"
         ) from error
     layers = tuple(str(layer) for layer in attrs["RootFS"]["Layers"])
     return image_identity(layers, attrs.get("Config") or {}), layers

@@ -194,7 +194,7 @@ def build(session: Session, request: Request, cell: Cell) -> BuiltImage:
     platform = str(session.client.version().get("Arch", ""))
     if cell.platform not in ("", platform):
         raise UsageError(
-            f"{cell.name} is for {cell.platform}, and this engine builds {platform}",
+            f"{cell.name} is for {cell.platform}, and this Docker Engine builds {platform}",
             hint="run this cell on a host of that platform",
         )
     with translated(session.engine):

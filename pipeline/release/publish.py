@@ -173,7 +173,7 @@ class Publisher:
             raise PublishError(
                 f"{digest[:19]}… is not what was pushed: {wrong[0]}",
                 details=wrong,
-                hint="the engine needs the containerd image store: `pipeline daemon up --store containerd`",
+                hint="the Docker Engine needs the containerd image store: `pipeline daemon up --store containerd`",
             )
         return found
 

@@ -120,7 +120,7 @@ def test_two_at_once_start_one_engine_that_outlives_them_and_keeps_its_images(ow
     said = [process.communicate(timeout=600) for process in both]
     assert [p.returncode for p in both] == [0, 0], said
     assert {out for out, _ in said} == {f"DOCKER_HOST={own.at.host}\n"}
-    assert sum("private engine started" in err for _, err in said) == 1
+    assert sum("private Docker Engine started" in err for _, err in said) == 1
     assert (len(own.pids("dockerd")), len(own.pids("containerd"))) == (1, 1)
     for name in ("dockerd", "containerd"):
         (pid,) = own.pids(name)
@@ -136,9 +136,9 @@ def test_two_at_once_start_one_engine_that_outlives_them_and_keeps_its_images(ow
     found = json.loads(own.run("status", "--json")[0])
     assert (found["engine"]["source"], found["engine"]["cdi"], found["running"]) == ("private", True, True)
     assert (found["store"], found["log"]) == ("classic", str(own.at.log))
-    assert "private engine stopped" in own.run("down")[1]
+    assert "private Docker Engine stopped" in own.run("down")[1]
     own.nothing_is_left()
-    assert "no private engine was running" in own.run("down")[1]
+    assert "no private Docker Engine was running" in own.run("down")[1]
     own.run("up")
     assert own.says("built:1", "read x < /file; echo $x") == "built\n"
 

@@ -411,7 +411,7 @@ def test_another_store_is_refused_with_the_command_that_changes_it(
     serve(SecurityOptions=["name=rootless"])
     program("docker", "echo github.com/docker/buildx v0.29.1 abc")
     assert daemon.up("classic").store == daemon.ensure("containerd").store == "classic"
-    assert "this engine is rootless" in capsys.readouterr().err
+    assert "this Docker Engine is rootless" in capsys.readouterr().err
     with pytest.raises(DockerError, match="uses the classic image store") as caught:
         daemon.up("containerd")
     assert (

@@ -132,8 +132,8 @@ def test_containers_get_the_gpus_that_were_chosen() -> None:
     ("gpus", "ranks", "message", "remedy"),
     [
         ((), 1, "sees no GPU", "DEVICE=cpu"),
-        ((H200,), 2, "2 ranks need 2 GPUs, the engine has 1", "TP=1"),
-        ((H200,) * 3, 4, "4 ranks need 4 GPUs, the engine has 3", "TP=2"),
+        ((H200,), 2, "2 ranks need 2 GPUs, the Docker Engine has 1", "TP=1"),
+        ((H200,) * 3, 4, "4 ranks need 4 GPUs, the Docker Engine has 3", "TP=2"),
         ((H200, L4), 1, "NVIDIA H200, NVIDIA L4", "GPUS=0,1"),
         ((H200, H200, L4), 2, "differ", "GPUS="),
         ((replace(H200, mig=True),) * 2, 2, "MIG mode", "nvidia-smi -mig 0"),

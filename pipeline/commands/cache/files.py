@@ -238,7 +238,9 @@ def configure_add(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cache add`."""
     from pipeline.image.request import add_result_options
 
-    parser.add_argument("of", metavar="IMAGE", help="an image in the engine, with /opt/pipeline, torch and FlashInfer")
+    parser.add_argument(
+        "of", metavar="IMAGE", help="an image in the Docker Engine, with /opt/pipeline, torch and FlashInfer"
+    )
     parser.add_argument("cache", metavar="CACHE", nargs="+", help="a directory, an image, or oci://…")
     add_result_options(parser)
 
