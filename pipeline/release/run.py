@@ -260,9 +260,8 @@ class Release:
     def _one(self, job: Job, session: Session, publisher: Publisher) -> Row:
         assert job.request is not None
         cell, options = job.cell, self.options
-        absent = [
-            place for place in cell.verdicts if not place.exists()
-        ]  # a matrix names places that may be filled later
+        # A matrix names places that may be filled later; what is there is read before the work.
+        absent = [place for place in cell.verdicts if not place.exists()]
         given = verdicts.read_files([place for place in (*cell.verdicts, *options.verdicts) if place not in absent])
         image = build(session, job.request, cell)
         proven = verdicts.sufficient(image.verdict, given, absent)
@@ -306,7 +305,7 @@ class Release:
                     error = job.error or (there if isinstance(there, PipelineError) else None)
                     if there is None and error is None:
                         why = "it has no result in the registry"
-                        error = PublishError(why, hint=f"pipeline release run --cell {job.cell.name}")
+                        error = PublishError(why, hint="`pipeline release run … --cell NAME` releases one")
                     if error is not None:
                         self.rows[job.cell.name] = _failed(job.cell, error)
                     elif len(found) < len(members):
