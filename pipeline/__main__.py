@@ -8,7 +8,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while the modules below are read: nothing has been started
 
 import argparse
-import difflib
 import errno
 import importlib
 import io
@@ -21,6 +20,7 @@ from . import __version__, log, terminal
 from .commands import COMMANDS, Command, Group, commands
 from .contract.commandline import Parser
 from .contract.errors import MEANING, Exit, PipelineError, UsageError
+from .contract.text import closest
 
 
 def parser_for(words: Sequence[str] | None) -> Parser:
@@ -108,8 +108,8 @@ def _refuse_unknown(words: Sequence[str]) -> None:
         one = known.get(word)
         if one is None:
             elsewhere = {name[-1]: name for name, _ in commands()}
-            near = difflib.get_close_matches(word, [*known, *elsewhere], n=1)
-            meant = (*path, near[0]) if near and near[0] in known else elsewhere[near[0]] if near else ()
+            near = closest(word, [*known, *elsewhere])
+            meant = (*path, near) if near in known else elsewhere.get(near, ())
             hint = f"did you mean `pipeline {' '.join(meant)}`?" if meant else f"commands: {', '.join(known)}"
             raise UsageError(f"there is no command {' '.join([*path, word])!r}", hint=hint)
         if isinstance(one, Command):

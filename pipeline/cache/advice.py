@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from pipeline.flashinfer.gpus import find_arch
+
 from .entrykey import op_and_runner
 from .judge import Field
 from .otherkeys import second_keys
@@ -21,15 +23,6 @@ if TYPE_CHECKING:
     from pipeline.contract.manifest import Covered, Manifest
 
 _UNKNOWN = (None, "unknown", "None", "")
-_SHARED_ARCH = {
-    "H100": "90a",
-    "H200": "90a",
-    "H800": "90a",
-    "H20": "90a",
-    "GH200": "90a",
-    "B200": "100a",
-    "GB200": "100a",
-}
 
 
 @dataclass(frozen=True)
@@ -145,13 +138,11 @@ _FOUND_NOWHERE = {
 
 
 def _gpu(saved: str, current: str) -> str:
-    archs = [
-        next((a for product, a in _SHARED_ARCH.items() if product in name.split()), "") for name in (saved, current)
-    ]
     if "MIG" in saved.split() or "MIG" in current.split():
         return "a MIG slice has a name of its own, with its profile"
-    if archs[0] and archs[0] == archs[1]:
-        return f"both are {archs[0]}, so the directory is found, but FlashInfer compares the product name"
+    arch = find_arch(saved)
+    if arch and arch == find_arch(current):
+        return f"both are {arch}, so the directory is found, but FlashInfer compares the product name"
     return FIELDS["gpu"].changes
 
 

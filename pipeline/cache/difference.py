@@ -123,7 +123,9 @@ class Difference:
         counts = ", ".join(f"{count} {op}" for op, count in self.per_op().items())
         said = [f"{self.common} common shapes", f"{len(self.differ)} differ" + (f" ({counts})" if counts else "")]
         said += [
-            f"{len(keys)} entries only in {name}" for name, keys in (("a", self.only_a), ("b", self.only_b)) if keys
+            f"{len(keys)} {'entry' if len(keys) == 1 else 'entries'} only in {name}"
+            for name, keys in (("a", self.only_a), ("b", self.only_b))
+            if keys
         ]
         return ", ".join([*said, "another record"] if self.record else said)
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from .errors import UsageError
+from .text import closest
 
 _DAY, _HOUR = 86_400, 3600  # seconds
 
@@ -40,8 +40,8 @@ class Parser(argparse.ArgumentParser):
     def refuse(self, words: Sequence[str]) -> NoReturn:
         """Raise `UsageError` for words that no argument takes; the hint names the option that was meant."""
         known = [name for action in self._actions for name in action.option_strings]
-        near = difflib.get_close_matches(words[0].partition("=")[0], known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"see `{self.prog} --help`"
+        near = closest(words[0].partition("=")[0], known)
+        hint = f"did you mean {near}?" if near else f"see `{self.prog} --help`"
         raise UsageError(f"unrecognized arguments: {' '.join(words)}", hint=hint)
 
 

@@ -25,7 +25,6 @@ of both in one image.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 import string
@@ -40,6 +39,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from pipeline.contract.errors import UsageError
+from pipeline.contract.text import closest
 from pipeline.flashinfer.gpus import find_arch
 from pipeline.image.names import PREFIX, plain
 from pipeline.planning.model_source import usual_tp
@@ -263,8 +263,8 @@ def _described(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = closest(name, known)
+    return f"; did you mean {near}?" if near else ""
 
 
 # Expansion

@@ -4,7 +4,6 @@ image beside its labels, which may change without changing the image.
 
 from __future__ import annotations
 
-import difflib
 import re
 import string
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pipeline.contract.errors import UsageError
+from pipeline.contract.text import closest
 from pipeline.image.names import PREFIX, plain
 from pipeline.registry.reference import is_tag
 from pipeline.run import ProcessFailed, ProgramMissing, run
@@ -70,9 +70,9 @@ def fields_of(template: str) -> tuple[str, ...]:
         raise TemplateInvalid(f"{template!r} is not a template: {error}", hint=f"such as {DEFAULT}") from None
     for _, name, spec, conversion in parts:
         if name is not None and (name not in FIELDS or spec or conversion):
-            near = difflib.get_close_matches(name, FIELDS, n=1)
+            near = closest(name, FIELDS)
             raise TemplateInvalid(
-                f"{template!r}: there is no field {{{name}}}" + (f"; did you mean {{{near[0]}}}?" if near else ""),
+                f"{template!r}: there is no field {{{name}}}" + (f"; did you mean {{{near}}}?" if near else ""),
                 hint=f"fields: {', '.join('{' + field + '}' for field in FIELDS)}",
             )
     _checked(template, template.format_map(_EXAMPLE))

@@ -60,7 +60,7 @@ def test_two_tunes_of_one_host_differ_in_their_tactics(capsys, tmp_path):
 
 def test_entries_of_two_ranks_are_two_entries(capsys, tmp_path):
     code, out, _ = run(capsys, "diff", *RANKS)
-    assert code == 3 and "0 common shapes, 0 differ, 1 entries only in a, 1 entries only in b" in out
+    assert code == 3 and "0 common shapes, 0 differ, 1 entry only in a, 1 entry only in b" in out
     assert "(the other has (8, 2, 1) where this has (8, 2, 0))" in out
     assert run(capsys, "merge", *RANKS, "-o", tmp_path / "both.json")[0] == 0
     assert len(read_cache(tmp_path / "both.json").entries) == 2
