@@ -69,7 +69,7 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
     with temporary() as work, log.step(f"tune on {world} ranks"):
         launch = Launch(local, arguments.timeout, work, tell, tuple(op.name for op in plan.ops), nodes)
         try:
-            last = run_with_restarts(launch, options, state, resume=arguments.resume)
+            last = run_with_restarts(launch, options, state)
         except PipelineError as error:
             error.log = _keep_log(work, arguments.out)
             raise

@@ -61,7 +61,6 @@ def parser() -> Parser:
         metavar="DIR",
         help="keep each finished op in DIR, and resume from what an interrupted run left there",
     )
-    found.add_argument("--no-resume", dest="resume", action="store_false", help="resume nothing from --state")
     found.add_argument("--nnodes", type=int, default=1, metavar="N", help="number of nodes that tune together")
     found.add_argument("--node-rank", type=int, default=0, metavar="N", help="which of them this is, from 0")
     found.add_argument(

@@ -26,7 +26,7 @@ from pipeline.flashinfer.ops import is_skipped
 from . import flashinfer_api, hooks
 from .agreement import one_gpu_each
 from .arguments import read_plan
-from .checkpoint import Known, all_terms, find_earlier, find_finished, forget
+from .checkpoint import Known, find_earlier, find_finished
 from .collectives import Ranks, join
 from .compare.decide import SECONDS, Budget
 from .compare.second import Second
@@ -77,7 +77,6 @@ class Options:
     strategy: str
     previous: Path | None
     state: Path | None
-    resume: bool
     crashes: tuple[Crash, ...]
 
 
@@ -167,7 +166,10 @@ def begin(options: Options, steps: Steps) -> Session:
     strategy = choose(options.strategy, plan, world, version=version, process_group=can)
     steps.say("reading earlier entries")
     decided = _deciding(options, strategy, record, tuner, world)
-    earlier, finished = ranks.broadcast(_find_known(options, plan, record, decided) if ranks.rank == 0 else None)
+    found = None
+    if ranks.rank == 0:
+        found = find_earlier(options.previous, record), find_finished(options.state, plan, decided)
+    earlier, finished = ranks.broadcast(found)
     bad = _load_known(options, ranks.rank, tuner, earlier, finished)
     session = Session(
         options, plan, ranks, device, record, tuner, strategy, facts, started, began,
@@ -224,15 +226,6 @@ def _check_plan(plan: Plan, record: Record, world: int) -> None:
         raise NothingTuned(
             f"skip_ops ({', '.join(plan.skip_ops)}) leaves nothing to tune", hint="plan again with fewer --skip-ops"
         )
-
-
-def _find_known(options: Options, plan: Plan, record: Record, decided: Mapping[str, Any]) -> tuple[Known, Known]:
-    """What the leader finds to begin with: an earlier cache, and what an interrupted run left."""
-    earlier = find_earlier(options.previous, record)
-    if options.resume:
-        return earlier, find_finished(options.state, plan, decided)
-    forget(options.state, all_terms(plan, decided))
-    return earlier, Known()
 
 
 def _load_known(options: Options, rank: int, tuner: ObservedTuner, earlier: Known, finished: Known) -> int:
@@ -304,7 +297,7 @@ def _terms(plan: Plan, record: Record, options: Options) -> dict[str, Any]:
         "buckets": {op.name: list(op.buckets) for op in plan.ops},
         "timeout": options.timeout,
         "strategy": options.strategy,
-        "resume": [str(options.state or ""), options.resume],
+        "state": str(options.state or ""),
         "comparing": [options.compare, options.compare_budget, options.workers],
         "crashed tactics": [crash.told() for crash in options.crashes],
         "environment record": record.key_inputs(),

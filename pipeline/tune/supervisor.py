@@ -276,7 +276,7 @@ def _no_room(work: Path) -> tuple[str, ...]:
     return (f"{os.strerror(errno.ENOSPC)}: {work}",) if room.total and room.free < mmap.PAGESIZE else ()
 
 
-def run_with_restarts(launch: Launch, options: Mapping[str, object], state: Path | None, *, resume: bool) -> Path:
+def run_with_restarts(launch: Launch, options: Mapping[str, object], state: Path | None) -> Path:
     """Run `pipeline.tune.worker` on every rank until it ends well; return the working directory of that run.
 
     A kernel that destroys the CUDA context, ends its process or never ends cannot be tried and left behind: everything
@@ -295,7 +295,7 @@ def run_with_restarts(launch: Launch, options: Mapping[str, object], state: Path
     for number in range(RESTARTS + 1):
         work = launch.work / f"run-{number}"
         work.mkdir()
-        more = {"work": str(work), "state": kept and str(kept), "resume": resume or number > 0}
+        more = {"work": str(work), "state": kept and str(kept)}
         write_json(work / "options.json", {**options, **more, "crashes": [asdict(crash) for crash in crashes]})
         command = python("pipeline.tune.worker", str(work))
         try:

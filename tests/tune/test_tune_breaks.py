@@ -41,7 +41,7 @@ def broken(
 
 
 BEFORE_TUNING = (
-    "plan digest", "ops in order", "seed", "skip_ops", "round_up", "buckets", "timeout", "strategy", "resume", "comparing",
+    "plan digest", "ops in order", "seed", "skip_ops", "round_up", "buckets", "timeout", "strategy", "state", "comparing",
     "crashed tactics", "environment record", "FlashInfer's environment variables",
 )  # fmt: skip
 BEFORE_AN_OP = (

@@ -125,6 +125,10 @@ def test_a_run_that_was_ended_is_resumed_and_only_the_rest_is_tuned(
     assert list(state.iterdir()) == []  # what ended well is a cache, and no leftover of a run
     if strategy == "synchronized":
         assert (kept, {op for op, _ in resumed}, "tuning wide" in done.stderr) == (1, {"wide"}, False)
-        done = tune(tuner, plan, tmp_path, "--state", tmp_path / "copy", "--no-resume")
+        (damaged,) = (tmp_path / "copy").glob("*.json")
+        damaged.write_bytes(damaged.read_bytes()[:-9])
+        done = tune(tuner, plan, tmp_path, "--state", tmp_path / "copy")
         assert done.status == 0, done.stderr
-        assert [row.note for row in read_manifest(tmp_path / "out").covered] == [""] * 7
+        manifest = read_manifest(tmp_path / "out")
+        assert [row.note for row in manifest.covered] == [""] * 7
+        assert any(note.startswith(f"{damaged.name} of an interrupted run was not used: ") for note in manifest.notes)

@@ -233,14 +233,14 @@ def restarted(
 
     def one_run(launch: Launch, command: Sequence[str], env: Mapping[str, str]) -> None:
         options = json.loads((Path(command[-1]) / "options.json").read_text())
-        assert (options["resume"], options["plan"]) == (bool(told), "p")
+        assert (options["plan"], options["state"]) == ("p", str(work / "state") if launch.nodes.count == 1 else None)
         told.append([one["attempt"]["tactic"] for one in options["crashes"]])
         if len(told) <= len(errors):
             raise errors[len(told) - 1]
 
     monkeypatch.setattr(supervisor, "supervise", one_run)
     launch = Launch(2, 300.0, work, nodes=nodes or Nodes())
-    supervisor.run_with_restarts(launch, {"plan": "p"}, None, resume=False)
+    supervisor.run_with_restarts(launch, {"plan": "p"}, None)
     return told
 
 
