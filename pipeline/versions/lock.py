@@ -18,6 +18,7 @@ from packaging.version import Version
 
 from pipeline.contract.digest import sha256_json
 from pipeline.contract.errors import UsageError
+from pipeline.contract.text import without_login
 from pipeline.run import ProcessFailed, run
 
 from .findings import Finding
@@ -280,11 +281,12 @@ def _check_pin(path: str, lock: Lock, pin: Pin) -> Iterator[Finding]:
     def wrong(message: str) -> Finding:
         return Finding(path, pin.line, message, "lock")
 
+    who = pin.name or without_login(pin.url)
     cpu_build = pin.version is not None and Version(pin.version).local == "cpu"
     if pin.version is None:
-        yield wrong(f"{pin.name or pin.url}{pin.specifier} is no pin")
+        yield wrong(f"{who}{pin.specifier} is no pin")
     if not any(re.fullmatch(r"sha256:[0-9a-f]{64}", found) for found in pin.hashes):
-        yield wrong(f"{pin.name or pin.url} has no sha256 hash")
+        yield wrong(f"{who} has no sha256 hash")
     if lock.cpu and pin.name and _CUDA.fullmatch(pin.name) and pin.name not in _NOT_CUDA:
         yield wrong(f"{pin.name} is for CUDA, and this lock is for CPUs")
     elif lock.cpu and pin.name == "torch" and not cpu_build:

@@ -14,6 +14,8 @@ from urllib.parse import unquote
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
+from pipeline.contract.text import without_login
+
 from .findings import Finding
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
@@ -102,7 +104,8 @@ def read(
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), value))
         chain = (*above, path)
         if re.match(r"[a-z][a-z0-9+.-]*://", value, re.IGNORECASE):
-            result.notes.append(Finding(path, line, f"includes {value}, an address, which was not read", "pin"))
+            shown = without_login(value)
+            result.notes.append(Finding(path, line, f"includes {shown}, an address, which was not read", "pin"))
         elif target in chain:
             circle = " -> ".join([*chain[chain.index(target) :], target])
             result.problems.append(Finding(path, line, f"includes itself: {circle}", "pin"))
@@ -178,7 +181,7 @@ def parse(text: str, path: str = "", line: int = 0, *, hashes: tuple[str, ...] =
         address = address.strip()
         if " " in address or not (re.search(r"://|/|^\.|^file:", address) or _ARCHIVE.search(address)):
             why = str(error).splitlines()[0]
-            return Finding(path, line, f"{text!r} is not a requirement: {why}", "pin")
+            return Finding(path, line, f"{without_login(text)!r} is not a requirement: {without_login(why)}", "pin")
         try:
             marker = str(Requirement(f"x; {condition}").marker) if condition else None
         except InvalidRequirement:

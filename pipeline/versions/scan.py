@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
+from pipeline.contract.text import without_login
+
 from .dockerfile import Arg
 from .dockerfile import read as read_dockerfile
 from .findings import Finding
@@ -187,7 +189,7 @@ class _Scanner:
     def add(self, path: str, line: int, name: str, kind: str, text: str, *, ok: bool, expected: str = "") -> None:
         said = "" if kind in ("ARG", "bake", "value") else f" ({name})"
         wrong = "" if ok else f", {self.versions.file} says {expected or self.versions[name]}{said}"
-        self.result.occurrences.append(Occurrence(path, line, name, kind, text, wrong))
+        self.result.occurrences.append(Occurrence(path, line, name, kind, without_login(text), wrong))
 
     # -- ARGs and bake files
 
@@ -258,7 +260,7 @@ class _Scanner:
             name = self.packages.get(pin.name or "")
             shown = f"{pin.name or ''}{pin.specifier}"
             if name is not None and pin.url and not pin.version:
-                found = _AFTER.search(pin.url.partition("#egg")[0].partition("://")[2])
+                found = _AFTER.search(without_login(pin.url).partition("#egg")[0].partition("://")[2])
                 if found:
                     self._ref(pin.path, pin.line, pin.name or "", name, found[1])
                 else:
@@ -311,8 +313,9 @@ class _Scanner:
     def _refs(self, text: _Text) -> None:
         """Refs in addresses, and those that a clone or a fetch of an address names."""
         for found in _ADDRESS.finditer(text.text):
-            repository = self._repository(found[0])
-            ref = _IN_ADDRESS.search(found[0]) or _AFTER.search(found[0].partition("://")[2].partition("#egg")[0])
+            address = without_login(found[0])
+            repository = self._repository(address)
+            ref = _IN_ADDRESS.search(address) or _AFTER.search(address.partition("://")[2].partition("#egg")[0])
             if repository is not None and ref is not None:
                 self._ref(text.path, text.line(found.start()), repository, self.repositories[repository], ref[1])
         for found in _CLONE.finditer(text.text):
@@ -333,7 +336,7 @@ class _Scanner:
                 said = f"{self.versions[name]} ({name}), so {wanted}"
                 wrong = "" if found[1] == wanted else f": {found[1]}, {self.versions.file} says {said}"
                 line = text.line(found.start())
-                self.result.occurrences.append(Occurrence(text.path, line, name, "label", word, wrong))
+                self.result.occurrences.append(Occurrence(text.path, line, name, "label", without_login(word), wrong))
 
 
 def _joined(path: str, raw: str, known: Mapping[str, str], first: int) -> _Text:

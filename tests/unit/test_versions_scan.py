@@ -240,6 +240,13 @@ def test_usages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "`pipeline versions usages TORCH_VERSION`" in capsys.readouterr().err
 
 
+def test_a_login_in_an_address_is_not_printed(tmp_path: Path) -> None:
+    run = "RUN pip install --index-url https://me:secret@h.invalid/cu128 x\n"
+    lines = "x @ oops https://me:secret@h.invalid/x\ntorch @ https://me:secret@h.invalid/torch.zip\n"
+    found = findings(tmp_path, {"docker/Dockerfile": S + run, "requirements/a.txt": lines})
+    assert len(found) == 3 and "secret" not in "".join(found)
+
+
 def test_a_circle_of_includes_is_found_in_each_of_its_files(tmp_path: Path) -> None:
     found = findings(tmp_path, {"requirements/a.txt": "-r b.txt\nsix==1.0\n", "requirements/b.txt": "-r a.txt\n"})
     assert found == [
