@@ -1,7 +1,7 @@
 """How a model's weights are quantized: `quantization_config` of config.json → the scheme of each module.
 
-Formats: `fp8` (with and without `weight_block_size`), `fbgemm_fp8`, `modelopt` (FP8, NVFP4, MXFP8),
-`compressed-tensors` (float 8 and 4 bits), `mxfp4`. Anything else is a scheme that no FlashInfer op takes.
+Formats: `fp8` (with and without `weight_block_size`), `fbgemm_fp8`, `modelopt` (FP8, NVFP4, MXFP8, MIXED_PRECISION of
+these), `compressed-tensors` (float 8 and 4 bits), `mxfp4`. Anything else is a scheme that no FlashInfer op takes.
 """
 
 from __future__ import annotations
@@ -213,7 +213,19 @@ def _one_scheme(method: str, config: Mapping[str, Any]) -> Scheme | None:
     return {"fbgemm_fp8": FP8_CHANNEL, "mxfp4": MXFP4, "compressed-tensors": None}.get(method, other(method))
 
 
+def _mixed(layers: Mapping[str, Any]) -> tuple[tuple[Modules | None, Scheme], ...]:
+    """ModelOpt's MIXED_PRECISION, an algorithm for each module, as vLLM 0.33 and SGLang 0.5.23 read it."""
+    named: dict[str, list[str]] = {}
+    for name, one in layers.items():
+        if isinstance(one, Mapping):
+            named.setdefault(str(one.get("quant_algo")).upper(), []).append(str(name))
+    return tuple((Modules(tuple(names)), _MODELOPT.get(each) or other(f"modelopt {each}"))
+                 for each, names in named.items())  # fmt: skip
+
+
 def _groups(method: str, config: Mapping[str, Any]) -> tuple[tuple[Modules | None, Scheme], ...]:
+    if isinstance(config.get("quantized_layers"), Mapping):
+        return _mixed(config["quantized_layers"])
     scheme = _one_scheme(method, config)
     return ((None, scheme),) if scheme else _config_groups(config)
 

@@ -352,6 +352,7 @@ def read(quantization):
 
 F8 = {"num_bits": 8, "type": "float"}
 F4 = {"num_bits": 4, "type": "float"}
+MIXED = {PROJECTION: {"quant_algo": "FP8"}, "model.layers.7.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16}}
 
 
 @pytest.mark.parametrize(
@@ -370,6 +371,8 @@ F4 = {"num_bits": 4, "type": "float"}
         (tensors("modelopt_fp4", quant_algo="nvfp4"), Kind.NVFP4),
         (tensors("modelopt", quant_algo="MXFP8"), Kind.MXFP8),
         (tensors("modelopt", quant_algo="MIXED_PRECISION"), Kind.OTHER),
+        (tensors("modelopt", quant_algo="MIXED_PRECISION", quantized_layers=MIXED), Kind.FP8_TENSOR),
+        (tensors("modelopt", quant_algo="MIXED_PRECISION", quantized_layers={"x": MIXED[PROJECTION]}), Kind.NONE),
         (tensors("modelopt", config_groups={"a": group(**F8)}), Kind.FP8_TENSOR),
         # ModelOpt's own files name no quant_method
         ({"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}, Kind.NVFP4),
