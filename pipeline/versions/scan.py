@@ -313,9 +313,9 @@ class _Scanner:
     def _refs(self, text: _Text) -> None:
         """Refs in addresses, and those that a clone or a fetch of an address names."""
         for found in _ADDRESS.finditer(text.text):
-            address = without_login(found[0])
-            repository = self._repository(address)
-            ref = _IN_ADDRESS.search(address) or _AFTER.search(address.partition("://")[2].partition("#egg")[0])
+            named = without_login(found[0])
+            repository = self._repository(named)
+            ref = _IN_ADDRESS.search(named) or _AFTER.search(named.partition("://")[2].partition("#egg")[0])
             if repository is not None and ref is not None:
                 self._ref(text.path, text.line(found.start()), repository, self.repositories[repository], ref[1])
         for found in _CLONE.finditer(text.text):
