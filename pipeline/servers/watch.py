@@ -236,8 +236,8 @@ class _Observer:
         table = _processes()
         for pid in _below(os.getpid(), table):
             name, state, _ = table[pid]
-            words = _words(pid)
             if name in _COMPILERS and self._seen.get(pid) != name:
+                words = _words(pid)
                 if not words:
                     continue  # it begins just now: the kernel names a program before it has its arguments
                 # Triton and torch ask compilers for their version at each start; Triton compiles with `ptxas -v …`.
@@ -245,7 +245,7 @@ class _Observer:
                     self.start.compilers[name] = self.start.compilers.get(name, 0) + 1
             self._seen[pid] = name
             if name.startswith(_NAMED):  # 15 characters of its title; who is killed has no words
-                title = next(iter(words), "").strip()
+                title = next(iter(_words(pid)), "").strip()
                 known = self._ranks.get(pid, (name, ""))[0]
                 ranks[pid] = (title[:80] if title.startswith(name) else known, state)
         self._ended += [(now, title) for pid, (title, _) in self._ranks.items() if pid not in ranks]
