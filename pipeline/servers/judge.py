@@ -18,12 +18,15 @@ _RANK = re.compile(r"^\((\w+)(?: pid=\d+)?\)|^\[[^\]]*?\b((?:[DTEP]P\d+ ?)+)\]")
 _TELLING = re.compile(r"\b(\w+(Error|Exception|Refused)): \S|(^|\s)error: \S|argument .*: ", re.IGNORECASE)
 _CONSEQUENCE = re.compile(r"Engine core initialization failed|EngineCore failed|See root cause|WorkerProc .* failed")
 _PREFIX = re.compile(r"^(\(\w+( pid=\d+)?\)\s*)?((ERROR|WARNING|INFO) \S+ \S+ \[[^\]]*\]\s*)?")
+_NO_ERROR = re.compile(r"^(\(\w+( pid=\d+)?\)\s*)?(WARNING|INFO|DEBUG) ")
 _REQUESTS = ("first request", "decode", "sampled request")
 
 
 def why(lines: Sequence[str]) -> str:
     """The line of a failed start that says most: the first error that is no consequence of another."""
-    found = [line for line in lines if _TELLING.search(line) and not _CONSEQUENCE.search(line)]
+    found = [
+        line for line in lines if _TELLING.search(line) and not (_CONSEQUENCE.search(line) or _NO_ERROR.search(line))
+    ]
     text = found[0] if found else (lines[-1] if lines else "")
     return _PREFIX.sub("", text).strip()[:300]
 

@@ -34,3 +34,14 @@ def test_a_word_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
     assert "usage: " in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("given", [(), ("--env", "NCCL_NVLS_ENABLE=0")])
+def test_no_server_starts_on_two_gpus_unless_multicast_is_kept_away(given: tuple[str, ...], tmp_path: Path) -> None:
+    words = ("base", "image", str(tmp_path / "out"), "--model", ".", *given, "--", "--model", "/m", "-tp", "2")
+    done = ran("tests.gpu.server_starts", *words)
+    assert done.returncode == 2
+    assert ("NCCL_NVLS_ENABLE=0" in done.stderr) is not bool(given)
+    assert "NVSHMEM_DISABLE_NVLS=1" in done.stderr
+    assert "fuse_allreduce_rms" in done.stderr
+    assert not (tmp_path / "out").exists()

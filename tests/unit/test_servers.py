@@ -180,6 +180,12 @@ def test_a_kind_is_known_by_its_place() -> None:
     assert kinds.count(files) == {"torch-compile": 1, "triton": 1}
 
 
+def test_sources_that_flashinfer_generates_are_no_miss_and_a_compiled_module_is() -> None:
+    at = f"{kinds.ROOT}/flashinfer/.cache/flashinfer/0.6.14/90a"
+    assert kinds.count([f"{at}/generated/batch_prefill_x/batch_prefill_config.inc"]) == {}
+    assert kinds.count([f"{at}/cached_ops/batch_prefill_x/batch_prefill_x.so"]) == {"flashinfer-modules": 1}
+
+
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_every_variable_that_places_a_cache_points_below_the_root(name) -> None:
     placed = adapter_of(name).environment()
@@ -211,6 +217,10 @@ def test_the_telling_line_of_a_failed_start() -> None:
         "RuntimeError: Engine core initialization failed. See root cause above.",
     ]
     assert judge.why(lines) == "PermissionError: [Errno 13] '/opt/warm/x.tmp'"
+    warned = (
+        "(APIServer pid=7) WARNING 12-01 10:11 [utils.py:299] it can cause `OSError: [Errno 24] Too many open files`"
+    )
+    assert judge.why([warned, "(EngineCore pid=9) ValueError: no room"]) == "ValueError: no room"
     assert "unrecognized" in judge.why(["usage: vllm", "vllm: error: unrecognized arguments: --max-modle-len"])
 
 
