@@ -92,19 +92,14 @@ def obtain(session: Session, *, wanted: str, default: str, suite: str) -> Base:
         return here
     if not wanted and find(session.client, _reference(BASE_NAME, suite), "bootstrapped") is not None:
         return obtain_bootstrapped(session, BASE_NAME, suite)
-    with log.step(f"pull {asked}"):
-        why = _pull(session.client, asked)
-        if why and wanted:
-            raise BuildError(
-                f"base image {wanted} is not in the Docker Engine and cannot be pulled: {why}",
-                hint="`docker login` if it is private; or `docker load` it; or leave BASE_IMAGE out",
-            )
-    if not why:
-        found = find(session.client, asked, "pulled")
-        assert found is not None, "it was pulled a moment ago"
-        return found
-    log.warn(f"{default} cannot be pulled ({why}); bootstrapping Debian {suite} from its packages instead")
-    return obtain_bootstrapped(session, BASE_NAME, suite)
+    try:
+        with log.step(f"pull {asked}"):
+            return _pull(session.client, asked)
+    except BuildError as error:
+        if wanted:
+            raise
+        log.warn(f"{error.message}; bootstrapping Debian {suite} from its packages instead")
+        return obtain_bootstrapped(session, BASE_NAME, suite)
 
 
 def obtain_compiler(session: Session, base: Base, *, default: str, wanted: str, suite: str) -> Base:
@@ -141,16 +136,24 @@ def obtain_bootstrapped(session: Session, name: str, suite: str) -> Base:
     return renewed
 
 
-def _pull(client: DockerClient, reference: str) -> str:
-    """Pull, and return the reason when that fails (empty: it worked)."""
+def _pull(client: DockerClient, reference: str) -> Base:
+    """Pull an image. Raises `BuildError` with the engine's reason."""
     from docker.errors import APIError
     from requests.exceptions import RequestException
 
     try:
         client.api.pull(reference)
     except (APIError, RequestException) as error:
-        return str(getattr(error, "explanation", None) or error).strip().splitlines()[-1][:300]
-    return "" if find(client, reference, "") else "the Docker Engine pulled it but does not have it"
+        why = str(getattr(error, "explanation", None) or error).strip().splitlines()[-1][:300]
+    else:
+        found = find(client, reference, "pulled")
+        if found is not None:
+            return found
+        why = "the Docker Engine pulled it but does not have it"
+    raise BuildError(
+        f"base image {reference} is not in the Docker Engine and cannot be pulled: {why}",
+        hint="`docker login` if it is private; or `docker load` it; or leave BASE_IMAGE out",
+    )
 
 
 def _reference(name: str, suite: str) -> str:
