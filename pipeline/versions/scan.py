@@ -306,8 +306,8 @@ class _Scanner:
             self.add(path, line, name, "git", f"{shown} at {ref}", ok=ok, expected=f"v{self.versions[name]}")
 
     def _repository(self, address: str) -> str | None:
-        last = re.sub(r"[?#@].*$", "", address.partition("://")[2] or address).rstrip("/")
-        names = [part.removesuffix(".git") for part in re.split(r"[/:]", last)]
+        path = re.sub(r"^(?:[a-z][a-z+]*://)?(?:[^/@\s]*@)?", "", address)  # without a login, nor the user of git@host
+        names = [part.removesuffix(".git") for part in re.split(r"[/:]", re.sub(r"[?#@].*$", "", path).rstrip("/"))]
         return next((part for part in names if part in self.repositories), None)
 
     def _refs(self, text: _Text) -> None:

@@ -86,6 +86,8 @@ FOUND = [
     ("docker/Dockerfile.nightly", f"{S}RUN <<EOF\n# git clone -b v0.1 {AT}/flashinfer\n"
      f"git clone --branch v0.6.15 \\\n  {AT}/flashinfer.git\nEOF\n",
      "docker/Dockerfile.nightly:4: flashinfer at v0.6.15, versions.json says v0.6.16.post3"),
+    *(("docker/b.sh", f"git clone -b v0.6.15 {address}\n", ":1: flashinfer at v0.6.15")
+      for address in ("git@h.invalid:o/flashinfer.git", "ssh://git@h.invalid/o/flashinfer", "https://u:p@h/flashinfer")),
     # assignments
     ("docker/build.sh", "#!/bin/sh\ndocker build \\\n  --build-arg CUDA_VERSION=13.0.2 .\n", ":3: CUDA_VERSION=13.0.2,"),
     ("docker/build.sh", "x=${CUDA_VERSION:-13.0.2}\n", "docker/build.sh:1: CUDA_VERSION=13.0.2,"),
