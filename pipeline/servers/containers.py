@@ -136,7 +136,12 @@ def watch(
                 log=str(logfile),
             )
         _fetch(container, out)
-    return Watched.read(json.loads((out / _RESULT).read_text(encoding="utf-8")), out)
+    watched = Watched.read(json.loads((out / _RESULT).read_text(encoding="utf-8")), out)
+    last = watched.starts[-1][-1]
+    if last.outcome != "ready":  # its cause may stand far above the last lines that an error shows
+        with logfile.open("a", encoding="utf-8") as sink:
+            sink.writelines(f"{at:8.2f} {text}\n" for at, text in last.lines)
+    return watched
 
 
 def manifest_in(client: DockerClient, image: str) -> tuple[ServerManifest, str]:

@@ -270,7 +270,7 @@ class ServerProducer:
         raise WarmUpError(
             f"{self.name}, start {len(starts[-1])}{which}: {last.message}" + (f": {said}" if said else ""),
             details=last.tail(30),
-            hint="its own last lines are above; the same arguments must start in this image",
+            hint="its last lines are above, all of them in the log; the same arguments must start in this image",
             log=logfile,
         )
 

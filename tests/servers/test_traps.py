@@ -118,6 +118,7 @@ def test_arguments_that_the_server_refuses(client: Any, tmp_path: Path) -> None:
     found = start(client, f"{ARGS} --no-such-option 3", How(), tmp_path)
     assert found.outcome == "died"
     assert any("no-such-option" in line for line in found.tail())
+    assert "no-such-option" in (tmp_path / "log").read_text(), "all that it printed is in the log"
 
 
 HURT = """
