@@ -48,7 +48,7 @@ def page(facts: Facts) -> str:
             "starts": _starts(facts.starts),
             "caches": _caches(facts),
             "tuned": _tuned(facts),
-            "steps": _bars(list(facts.steps.items()), "steps"),
+            "steps": _bars(list(facts.steps.items()), "steps", "s"),
         },
         docker=run.docker(facts),
         kubernetes=run.kubernetes(facts),
@@ -60,7 +60,7 @@ def phases(starts: Mapping[str, Mapping[str, float]]) -> list[str]:
     return list(dict.fromkeys(name for one in starts.values() for name in one if name not in ("ready", *_ASKED)))
 
 
-def _plot(kind: str, rows: int, **options: Any) -> Graph:  # noqa: ANN401 - pygal's options
+def _plot(kind: str, rows: int, unit: str, **options: Any) -> Graph:  # noqa: ANN401 - pygal's options
     import pygal
     from pygal.style import Style
 
@@ -74,9 +74,14 @@ def _plot(kind: str, rows: int, **options: Any) -> Graph:  # noqa: ANN401 - pyga
     made: Graph = getattr(pygal, kind)(
         style=style, js=(), disable_xml_declaration=True, width=760, height=110 + 34 * rows,
         legend_at_bottom=True, legend_at_bottom_columns=3, legend_box_size=11, truncate_legend=-1,
-        margin=4, **options,
+        margin=4, value_formatter=lambda value: f"{value:g} {unit}", **options,
     )  # fmt: skip
     return made
+
+
+def _room_for_legend(plot: Graph, names: int) -> None:
+    """Show all lines of the legend, of three names each: pygal leaves room for the first."""
+    plot.margin_bottom = 4 + 21 * ((names - 1) // 3)
 
 
 def _drawn(plot: Graph, name: str) -> str:
@@ -90,11 +95,11 @@ def _starts(starts: Mapping[str, Mapping[str, float]]) -> str:
     if not starts:
         return ""
     order = list(starts)[::-1]  # horizontal bars are drawn from below
-    plot = _plot("HorizontalStackedBar", len(starts))
+    plot = _plot("HorizontalStackedBar", len(starts), "s")
     plot.x_labels = order
-    for name in phases(starts):
-        if name.startswith(_PART):
-            continue
+    shown = [name for name in phases(starts) if not name.startswith(_PART)]
+    _room_for_legend(plot, len(shown))
+    for name in shown:
         plot.add(name, [starts[one].get(name, 0.0) for one in order])
     return _drawn(plot, "starts")
 
@@ -103,13 +108,13 @@ def _caches(facts: Facts) -> str:
     known = [one for one in facts.caches if one.bytes]
     if len(known) < 2:
         return ""
-    return _bars([(one.kind, one.bytes / 1e6) for one in known], "caches")
+    return _bars([(one.kind, one.bytes / 1e6) for one in known], "caches", "MB")
 
 
-def _bars(rows: Sequence[tuple[str, float]], name: str) -> str:
+def _bars(rows: Sequence[tuple[str, float]], name: str, unit: str) -> str:
     if not rows:
         return ""
-    plot = _plot("HorizontalBar", len(rows), show_legend=False)
+    plot = _plot("HorizontalBar", len(rows), unit, show_legend=False)
     plot.x_labels = [label for label, _ in reversed(rows)]
     plot.add("", [value for _, value in reversed(rows)])
     return _drawn(plot, name)
@@ -121,12 +126,15 @@ def _tuned(facts: Facts) -> str:
     if all(row.ratio == 1 for row in compared):
         return ""
     buckets = sorted({row.bucket for row in compared})
-    plot = _plot("Bar", 8, x_label_rotation=30 if len(buckets) > 14 else 0)
+    plot = _plot("Bar", 8, "%", x_label_rotation=30 if len(buckets) > 14 else 0)
     plot.x_labels = [str(bucket) for bucket in buckets]
     ops = list(dict.fromkeys(row.op for row in compared))
-    plot.margin_bottom = 4 + 21 * (len(ops) // 3)  # pygal leaves room for one line of the legend
-    for op in ops:
-        plot.add(op, [_saved(row for row in compared if (row.op, row.bucket) == (op, one)) for one in buckets])
+    _room_for_legend(plot, len(ops))
+    bars = {op: [_saved(row for row in compared if (row.op, row.bucket) == (op, one)) for one in buckets] for op in ops}
+    ends = [end for row in bars.values() for one in row if one for end in one["ci"].values()]
+    plot.range = min([0.0, *ends]), max([0.0, *ends])
+    for op, row in bars.items():
+        plot.add(op, row)
     return _drawn(plot, "tuned")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -105,6 +106,17 @@ def test_a_server_s_page_shows_its_starts_caches_and_how_to_run_it() -> None:
     assert "hit in 2 of 2 starts" in read.text and "400.0 s" in read.text and IDENTITY in read.text
     assert "a note with <b>markup</b>" in read.text and "b" not in read.tags
     assert read.figures == read.described == 3  # starts, caches, steps; each has a table, too
+
+
+def test_every_phase_is_named_below_the_plot_and_inside_it() -> None:
+    plot = page(server()).partition("<svg")[2].partition("</svg>")[0]
+    height = float(re.findall(r'viewBox="0 0 \d+ (\d+)"', plot)[0])
+    top = float(re.findall(r'translate\(\d+, (\d+)\)" class="legends"', plot)[0])
+    names = {
+        name: top + float(y) for y, name in re.findall(r'<text x="[\d.]+" y="([\d.]+)">([a-z ]+)</text></g>', plot)
+    }
+    assert set(names) == {"import", "inspect the model", "compile and capture", "serve"}
+    assert max(names.values()) < height, "a name lies below the plot, where nobody sees it"
 
 
 def test_a_kind_that_was_missed_is_named_as_such() -> None:
