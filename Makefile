@@ -63,16 +63,16 @@ $(TUNE_VENV)/ready: requirements/image-cpu.txt tests/tune/other-flashinfer $(VEN
 	  --requirement $(TUNE_VENV)/other.txt
 	@touch $@
 
-image: $(VENV)/ready ## build a tuned image: make image MODEL=tiny [TP=2]
+image: $(VENV)/ready ## build an image that has made its first start: make image MODEL=tiny [SERVER=vllm]
 	@$(PIPELINE) build $(call given,MODEL) $(BUILD_OPTIONS) $(call option,IMAGE,image)
 
 tune: $(VENV)/ready ## fill the store, without an image: make tune MODEL=tiny [TP=2]
 	@$(PIPELINE) tune $(call given,MODEL) $(BUILD_OPTIONS)
 
-plan: $(VENV)/ready ## say what would be tuned: make plan MODEL=tiny [TP=2]
+plan: $(VENV)/ready ## print what can be baked for a model: make plan MODEL=./model/ TP=8 ARCH=b200
 	@$(PIPELINE) plan $(call given,MODEL) $(PLAN_OPTIONS)
 
-verify: $(VENV)/ready ## check a finished image: make verify IMAGE=…
+verify: $(VENV)/ready ## prove that a finished image makes nothing again: make verify IMAGE=…
 	@$(PIPELINE) verify $(call given,IMAGE) $(call option,OUT,output)
 
 report: $(VENV)/ready ## write a page about an image: make report IMAGE=… [OUT=report.html]
@@ -81,7 +81,7 @@ report: $(VENV)/ready ## write a page about an image: make report IMAGE=… [OUT
 release: $(VENV)/ready ## push verified images: make release MODEL=tiny REGISTRY=… (or MATRIX=release.toml)
 	@$(PIPELINE) release run $(if $(call is_set,MODEL),$(call given,MODEL)) $(call options,$(RELEASE)) $(call switch,DRY_RUN,dry-run) $(BUILD_OPTIONS)
 
-attest: $(VENV)/ready ## check what proves a pushed image: make attest IMAGE=… [KEY=cosign.pub]
+attest: $(VENV)/ready ## check signature and attestations of a pushed image: make attest IMAGE=… [KEY=cosign.pub]
 	@$(PIPELINE) attestation verify $(call given,IMAGE) $(call option,KEY,key)
 
 cache-push: $(VENV)/ready ## keep an image's caches in a registry: make cache-push IMAGE=… OCI=oci://… [SIGN=cosign.key]
