@@ -177,7 +177,7 @@ def _content(stored: Stored, name: str, facts: FileFacts) -> Iterator[Finding]:
         return
     if not same:
         yield _say(
-            stored, f"{shown(name)} does not have the sha256 that the manifest gives", "it was changed; tune again"
+            stored, f"{shown(name)} does not have the sha256 that the manifest names", "it was changed; tune again"
         )
 
 

@@ -143,7 +143,7 @@ def check(found: Gpus, ranks: int, *, require_idle: bool) -> list[str]:
     slices = [gpu for gpu in found.gpus if gpu.mig]
     if slices and ranks > 1:
         raise UsageError(
-            f"{slices[0].name} is in MIG mode, and {ranks} ranks need a GPU each: CUDA gives a process one slice",
+            f"{slices[0].name} is in MIG mode, and {ranks} ranks need a GPU each: a CUDA process uses one slice",
             hint="`nvidia-smi -mig 0` turns MIG off; or TP=1 on one slice, GPUS=nvidia.com/gpu=0:0",
         )
     busy = [f"{gpu.name} ({gpu.uuid}): {gpu.memory_used} MiB in use" for gpu in found.gpus if gpu.busy]

@@ -272,7 +272,7 @@ def _wrong_module(container: Container, module: Module) -> str:
     size, digest = _read(chunks, module.size)
     if size != module.size:
         return f"has {size} bytes, the manifest says {module.size}"
-    return "" if digest == module.sha256 else "does not have the sha256 that the manifest gives"
+    return "" if digest == module.sha256 else "does not have the sha256 that the manifest names"
 
 
 def _read(chunks: Iterable[bytes], most: int) -> tuple[int, str]:
