@@ -46,9 +46,10 @@ _CLONE = re.compile(r"\bgit\s+[^;&|\n]*?\b(?:clone|fetch|remote\s+add)\b([^;&|\n
 _BRANCH = re.compile(r"(?:--branch|--revision|-b)[\s=]*[\"']?(?:refs/tags/)?([^\s\"';&|]+)")
 _BAKE_DEFAULT = r'(?:"([^"\n]*)"|([^",\s{}]+))'
 _BAKE_VARIABLES = (
-    re.compile(rf'variable\s+"(\w+)"\s*\{{[^{{}}]*?\bdefault\s*=\s*{_BAKE_DEFAULT}'),  # HCL
+    re.compile(rf'variable\s+"(\w+)"\s*\{{(?:[^{{}}"]|"[^"\n]*")*?\bdefault\s*=\s*{_BAKE_DEFAULT}'),  # HCL
     re.compile(rf'"(\w+)"\s*:\s*\{{\s*"default"\s*:\s*{_BAKE_DEFAULT}'),  # JSON
 )
+_HCL_COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*")|(?:#|//)[^\n]*|/\*.*?\*/', re.DOTALL)
 _LIKE_VERSION = re.compile(r".*_VERSION", re.IGNORECASE)
 _NUMBER = re.compile(r"v?\d")
 
@@ -113,6 +114,7 @@ def scan(root: Path, versions: Versions, *, rendered: Mapping[str, bytes] | None
             scanner.dockerfile(path, text)
         else:
             if _is_bake(path):
+                text = _HCL_COMMENT.sub(lambda found: found[1] or "\n" * found[0].count("\n"), text)
                 scanner.bake(path, text)
             scanner.text(path, text)
     result.occurrences = list(dict.fromkeys(sorted(result.occurrences)))
@@ -181,7 +183,8 @@ class _Scanner:
         value = r"([^\s\"'$`;&|,)}\]<>\\]{1,200})"
         # NAME=1, NAME: "1", NAME ?= 1, NAME: str = "1", -DNAME=1, NAME=${X:-1}, ${NAME:-1}, get("NAME", "1")
         self.assigned = re.compile(
-            rf"(?:(?:(?<![\w$./{{-])|(?<=-D))({names})\\?[\"']?\s*(?:[:?+]?=|:\s*str\s*=|:|,|\)\s*or)[ \t]*\\?[\"']?"
+            rf"(?:(?:(?<![\w$./-])(?<!\$\{{)|(?<=-D))({names})\\?[\"']?"
+            rf"\s*(?:[:?+]?=|:\s*str\s*=|:|,|\)\s*or)[ \t]*\\?[\"']?"
             rf"(?:\$\{{\w+:?[-=])?|\$\{{({names}):?[-=]){value}"
         )
         self.unmanaged: set[tuple[str, str]] = set()  # path and name: said once
@@ -248,7 +251,7 @@ class _Scanner:
 
     def _value(self, path: str, line: int, name: str, value: str, kind: str) -> None:
         """Compare a value, unless a variable in it is unknown here, or it is another project's setting (MAX_JOBS)."""
-        setting = kind == "value" and not self.versions.own and not _LIKE_VERSION.fullmatch(name)
+        setting = not self.versions.own and (not value or (kind == "value" and not _LIKE_VERSION.fullmatch(name)))
         if value != name and "$" not in value and not setting:  # bake: an argument is the variable of its own name
             self.add(path, line, name, kind, f"{name}={value}", ok=value == self.versions[name])
 

@@ -88,6 +88,9 @@ FOUND = [
      "docker/Dockerfile.nightly:4: flashinfer at v0.6.15, versions.json says v0.6.16.post3"),
     *(("docker/b.sh", f"git clone -b v0.6.15 {address}\n", ":1: flashinfer at v0.6.15")
       for address in ("git@h.invalid:o/flashinfer.git", "ssh://git@h.invalid/o/flashinfer", "https://u:p@h/flashinfer")),
+    ("docker/docker-bake.hcl", '/* variable\n*/ variable "CUDA_VERSION" {\n  # default = "13.0.3"\n'
+     '  description = "{x} // y"\n  default = "13.0.2"\n}\n', "docker/docker-bake.hcl:5: CUDA_VERSION=13.0.2,"),
+    ("docker/compose.yml", "build: {args: {CUDA_VERSION: 12.9.2}}\n", ":1: CUDA_VERSION=12.9.2,"),
     # assignments
     ("docker/build.sh", "#!/bin/sh\ndocker build \\\n  --build-arg CUDA_VERSION=13.0.2 .\n", ":3: CUDA_VERSION=13.0.2,"),
     ("docker/build.sh", "x=${CUDA_VERSION:-13.0.2}\n", "docker/build.sh:1: CUDA_VERSION=13.0.2,"),
@@ -124,6 +127,7 @@ LEFT_ALONE = [
     ("docker/Dockerfile", "FROM example.invalid/mirror/python:3.9\n"),
     ("docker/Dockerfile", "FROM r.invalid/my-nvidia/cuda:12.0.0\n"),
     ("docker/Dockerfile.dockerignore", "TORCH_VERSION=1\n"),
+    ("docker/docker-bake.hcl", '# variable "CUDA_VERSION" { default = "12" }\n// CUDA_VERSION = "12.1"\n'),
     ("docker/notes.md", "torch==1.0\n"),
     ("docker/data.bin", "\0\0TORCH_VERSION=1"),
     ("docker/b.sh", f"git clone {AT}/other -b v0.6.15 && git clone {AT}/flashinfer\n"),
