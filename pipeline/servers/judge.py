@@ -23,11 +23,12 @@ _REQUESTS = ("first request", "decode", "sampled request")
 
 
 def why(lines: Sequence[str]) -> str:
-    """The line of a failed start that says most: the first error that is no consequence of another."""
-    found = [
-        line for line in lines if _TELLING.search(line) and not (_CONSEQUENCE.search(line) or _NO_ERROR.search(line))
-    ]
-    text = found[0] if found else (lines[-1] if lines else "")
+    """The line of a failed start that says most: the first error that is no consequence of another, nor a warning."""
+    text = lines[-1] if lines else ""
+    for line, following in zip(lines, (*lines[1:], ""), strict=True):
+        if _TELLING.search(line) and not _CONSEQUENCE.search(line) and not _NO_ERROR.match(line):
+            text = following if "validation error" in line and following else line  # pydantic says it in the next line
+            break
     return _PREFIX.sub("", text).strip()[:300]
 
 

@@ -222,6 +222,11 @@ def test_the_telling_line_of_a_failed_start() -> None:
     )
     assert judge.why([warned, "(EngineCore pid=9) ValueError: no room"]) == "ValueError: no room"
     assert "unrecognized" in judge.why(["usage: vllm", "vllm: error: unrecognized arguments: --max-modle-len"])
+    lines = [  # as pydantic says it
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
+        "  Value error, The repository /mnt/models contains custom code",
+    ]
+    assert judge.why(lines) == "Value error, The repository /mnt/models contains custom code"
 
 
 # judging
