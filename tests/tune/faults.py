@@ -262,6 +262,7 @@ FAULTS = {
     "as_on_a_gpu": AS_ON_A_GPU,
     "no_memory_together": {**AS_ON_A_GPU, "make_bench": no_memory_for_the_last()},
     "hanging_sample": hanging_sample(),
+    # by hand, on a GPU: a plan of one bf16 product with the bucket 16
     "hanging_on_a_gpu": {"before_tactic": lambda inputs, tactic: tactic == 1 and len(inputs[0]) == 16 and spin()},
     "hanging_in_rounds_on_a_gpu": HANG_IN_ROUNDS_ON_A_GPU,
     "hanging_in_workers_on_a_gpu": HANG_IN_ROUNDS_ON_A_GPU if IS_WORKER else {},
