@@ -238,11 +238,11 @@ def _snapshot(ranks: Sequence[_Rank]) -> list[RankState]:
                 os.kill(step.pid, signal.SIGUSR1)
                 if stopped(letters[rank.number]):
                     os.kill(step.pid, signal.SIGCONT)
-    # A stack that is still being written may lack its last thread: it is there once it grows no more.
+    # The thread that works is the last that is written: a stack is whole once that has begun and nothing is added.
     seen: list[str] = []
     while time.monotonic() - now < _STACKS:
         before, seen = seen, [rank.stack() for rank in asked if rank.process.poll() is None]
-        if all(seen) and seen == before:
+        if all("Current thread" in one for one in seen) and seen == before:
             break
         time.sleep(_POLL)
     return [
