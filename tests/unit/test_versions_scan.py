@@ -212,6 +212,7 @@ def test_the_tree_of_another_project(tmp_path: Path, capsys: pytest.CaptureFixtu
     ]
     assert "docker/versions.json has no `governs`" in captured.err
     assert main(["versions", "check", "--root", str(root)]) == 2
+    assert "name that folder: --root DIR" in capsys.readouterr().err
 
 
 def test_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
