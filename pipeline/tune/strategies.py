@@ -54,7 +54,7 @@ def check_version(version: str) -> None:
     """
     if not is_version(version):
         raise FlashInferOfNoVersion(
-            f"FlashInfer calls its version {version!r}, which is no version that can be compared",
+            f"FlashInfer's version is {version!r}, which cannot be compared",
             hint="use a published one, 0.6.16.post3 or newer, in versions.json",
         )
     if refusal := too_old(version):
