@@ -35,12 +35,11 @@ class Served:
 
     def table(self) -> list[str]:
         """Lines for people: seconds by phase."""
+        cold, warm = ({**one.seconds, "ready": one.ready} for one in (self.cold, self.warm))
         rows = [f"{'seconds':<24}{'cold':>8}{'warm':>8}"]
-        columns = ({**one.seconds, "ready": one.ready} for one in (self.cold, self.warm))
-        cold, warm = columns
         for name in sorted({**cold, **warm}, key="ready".__eq__):
-            shown = (f"{one[name]:.1f}" if name in one else "" for one in (cold, warm))
-            rows.append(f"{name:<24}" + "".join(f"{text:>8}" for text in shown))
+            shown = "".join(f"{one[name]:>8.1f}" if name in one else " " * 8 for one in (cold, warm))
+            rows.append(f"{name:<24}{shown}")
         return rows
 
 

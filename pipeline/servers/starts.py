@@ -20,7 +20,6 @@ class Spec:
 
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    health: str = "health"
     requests: tuple[tuple[tuple[str, Mapping[str, Any]], ...], ...] = ()
     token: str = ""  # a bearer token, where the server wants one
     ready: float = 1800.0

@@ -30,6 +30,7 @@ from pipeline import log, run
 from pipeline.servers import collect, kinds
 from pipeline.servers.starts import PORT, Spec, Start
 
+_HEALTH = "health"  # of vLLM and SGLang
 _POLL = 0.05  # seconds; a compiler of C++ or CUDA runs longer
 _NOTE = 30.0
 _STOP = 30.0
@@ -139,7 +140,7 @@ def one_start(spec: Spec) -> Start:
 def _await_health(process: run.Process, spec: Spec, port: int, observer: _Observer) -> float:
     """The seconds until the server said that it is well. Raises `_Failed`."""
     noted = 0.0
-    while _request(port, spec.health, timeout=2.0)[0] != http.HTTPStatus.OK:
+    while _request(port, _HEALTH, timeout=2.0)[0] != http.HTTPStatus.OK:
         past = observer.past()
         status = process.poll()
         if status is not None:
