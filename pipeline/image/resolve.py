@@ -14,7 +14,7 @@ from pipeline.contract.files import write_whole
 from pipeline.contract.places import CACHE_ROOT, CODE_ROOT
 from pipeline.contract.plan import Plan
 from pipeline.planning.ops import Target
-from pipeline.versions import Versions, load
+from pipeline.versions import values
 
 from . import base as bases
 from .buildx import Recipe
@@ -50,7 +50,7 @@ class _Ground:
 
     request: Request
     session: Session
-    versions: Versions
+    versions: Mapping[str, str]
     base: bases.Base
     facts: BaseFacts
     gpus: Gpus
@@ -63,8 +63,8 @@ class _Ground:
 
 def resolve(request: Request, session: Session) -> Inputs:
     """Find or make the base, the plan and the wheels; check all that can be checked before anything is timed."""
-    versions = load(request.root)
-    _refuse_drift(request.root, versions, session.home)
+    versions = values(request.root)
+    _refuse_drift(request.root, session.home)
     if request.image:
         check_free(session.client, *split(request.image))
     offer = _offer(request, session)
@@ -200,7 +200,7 @@ def _refuse_hidden(facts: BaseFacts, paths: Sequence[str], base: bases.Base) -> 
             )
 
 
-def _check_versions(facts: BaseFacts, versions: Versions, request: Request) -> None:
+def _check_versions(facts: BaseFacts, versions: Mapping[str, str], request: Request) -> None:
     want = {"flashinfer-python": versions["FLASHINFER_VERSION"], "torch": versions["TORCH_VERSION"]}
     differ = [
         f"{name} {facts.packages[name]}, versions.json says {version}"
@@ -296,7 +296,7 @@ def from_name(session: Session, base: bases.Base) -> str:
     return base.pinned if base.pinned and surely else base.reference
 
 
-def _refuse_drift(root: Path, versions: Versions, home: Path) -> None:
+def _refuse_drift(root: Path, home: Path) -> None:
     """Refuse to build from rendered files that are not what versions.json and the templates give.
 
     What was found equal is remembered by the files' content: rendering takes as long as a cached build.
@@ -308,9 +308,10 @@ def _refuse_drift(root: Path, versions: Versions, home: Path) -> None:
     seen = home / "contexts" / f"in-sync-{content[:24]}"
     if seen.exists():
         return
+    from pipeline.versions import load
     from pipeline.versions.render import render
 
-    rendered = render(root, versions)
+    rendered = render(root, load(root))
     differ = [
         path for path, data in rendered.items() if not (root / path).is_file() or (root / path).read_bytes() != data
     ]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from pipeline import log
 from pipeline.contract.digest import sha256_bytes, sha256_json
 from pipeline.contract.errors import UsageError, WarmUpError
-from pipeline.versions import Versions
 
 from .base import SERVER_NAME, Base, find, obtain_bootstrapped
 from .buildx import Build, build
@@ -66,7 +65,7 @@ def prover(client: DockerClient, image: str) -> Producer:
     return from_manifest(manifest_in(client, image)[0])
 
 
-def obtain_cpu_base(request: Request, session: Session, versions: Versions) -> Base:
+def obtain_cpu_base(request: Request, session: Session, versions: Mapping[str, str]) -> Base:
     """The base, built where the engine has none for this lock. Raises `UsageError` for a server other than vLLM."""
     if request.server != "vllm":
         raise UsageError(

@@ -128,9 +128,9 @@ def target(arguments: argparse.Namespace, default: Target | None, problems: Prob
 def _flashinfer(arguments: argparse.Namespace, root: Path) -> str:
     if arguments.flashinfer_version.strip():
         return str(arguments.flashinfer_version).strip()
-    from pipeline.versions import load  # not needed where the version is given
+    from pipeline.versions import values  # not needed where the version is given
 
-    return str(load(root)["FLASHINFER_VERSION"])
+    return values(root)["FLASHINFER_VERSION"]
 
 
 def plan_from(arguments: argparse.Namespace, root: Path, default: Target | None = None) -> Plan:

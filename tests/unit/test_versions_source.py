@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from versions_trees import plant, source, texts
 
 from pipeline.__main__ import main
-from pipeline.versions import SourceInvalid, load, render
+from pipeline.versions import SourceInvalid, load, render, values
 from pipeline.versions.render import sync
 from pipeline.versions.source import read
 
@@ -201,3 +201,21 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, path: str, capsys: pytest.Capt
     os.mkfifo(root / path)
     assert main(["versions", "check", "--root", str(root)]) in (2, 3)
     assert f"{path}: cannot be read: no ordinary file" in capsys.readouterr().out
+
+
+def test_values_are_those_of_the_file_and_a_bad_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "versions.json"
+    for version in ("1.0", "2.0"):
+        file.write_text('{"variable": {"A_VERSION": {"default": "%s"}, "B": {"default": "x-${A_VERSION}"}}}' % version)
+        for _ in range(2):  # known by its content the second time
+            assert values(tmp_path) == {"A_VERSION": version, "B": f"x-{version}"}
+    file.write_text("{")
+    with pytest.raises(SourceInvalid):
+        values(tmp_path)
+    file.unlink()
+    with pytest.raises(SourceInvalid, match="there is no versions.json"):
+        values(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/x")  # nothing can be kept there
+    file.write_text('{"variable": {"A_VERSION": {"default": "3"}}}')
+    assert values(tmp_path) == {"A_VERSION": "3"}
