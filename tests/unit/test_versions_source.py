@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -207,14 +208,15 @@ def test_values_are_those_of_the_file_and_a_bad_one_is_refused(tmp_path: Path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "versions.json"
     for version in ("1.0", "2.0"):
-        file.write_text('{"variable": {"A_VERSION": {"default": "%s"}, "B": {"default": "x-${A_VERSION}"}}}' % version)
+        names = {"A_VERSION": {"default": version}, "B": {"default": "x-${A_VERSION}"}}
+        file.write_text(json.dumps({"variable": names}))
         for _ in range(2):  # known by its content the second time
             assert values(tmp_path) == {"A_VERSION": version, "B": f"x-{version}"}
     file.write_text("{")
     with pytest.raises(SourceInvalid):
         values(tmp_path)
     file.unlink()
-    with pytest.raises(SourceInvalid, match="there is no versions.json"):
+    with pytest.raises(SourceInvalid, match=r"there is no versions\.json"):
         values(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/x")  # nothing can be kept there
     file.write_text('{"variable": {"A_VERSION": {"default": "3"}}}')
