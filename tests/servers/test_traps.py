@@ -61,15 +61,18 @@ def start(
         pytest.param(ARGS.replace("seqs 8", "seqs 80"), How(), {}, id="another value"),
     ],
 )
-def test_what_misses_starts_cold_and_well(
+def test_no_caches_and_other_words_start_well(
     client: Any, tmp_path: Path, arguments: str, how: How, environment: dict[str, str]
 ) -> None:
     found = start(client, arguments, how, tmp_path, **environment)
     assert found.outcome == "ready", found.tail()
-    new = [path for path in found.new if "inductor" in path or "/vllm/" in path]
-    assert new, "it compiled again"
+    compiled = [path for path in found.new if "/inductor/fxgraph/" in path]
     if environment:
-        assert not kinds.count(found.new), "nothing is written below the root of the baked caches"
+        assert compiled and not kinds.count(found.new), "nothing is written below the root of the baked caches"
+    elif how.empty:
+        assert compiled
+    else:  # without AOT vLLM for CPUs asks Inductor alone, whose key is the graph: these words are a hit there
+        assert not compiled
 
 
 @pytest.fixture
