@@ -10,6 +10,7 @@ from .decode import decode, load
 from .errors import CacheRefused
 
 SCHEMA = 2
+# `replay`: every tuned op was called in fresh containers, or the server was started in them. `static`: files alone.
 Level = Literal["static", "replay"]
 Result = Literal["pass", "fail"]
 

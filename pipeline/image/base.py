@@ -18,7 +18,7 @@ from pipeline.run import ProcessFailed, run
 
 from .containers import ContainerSpec, run_one
 from .names import split
-from .session import Session, created, drop_image
+from .session import Session, drop_image, made_at
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -48,7 +48,7 @@ _PULL = "pull or load a base image yourself and give BASE_IMAGE (--base-image), 
 
 @dataclass(frozen=True)
 class Base:
-    """A base image that is present in the engine. `origin` is `given`, `pulled`, `present` or `bootstrapped`.
+    """A base image that is present in the engine. `origin` is `given`, `pulled`, `present`, `bootstrapped` or `built`.
 
     `digest` is that of its registry, empty where it has none; `config` is its configuration. `pinned` is the reference
     by digest, which the engine knows without asking the registry; empty where it has none under this name.
@@ -121,7 +121,7 @@ def obtain_bootstrapped(session: Session, name: str, suite: str) -> Base:
     here = find(session.client, reference, "bootstrapped")
     if here is None:
         return _bootstrap(session, reference, suite)
-    made = created(session.client.images.get(reference).attrs)
+    made = made_at(session.client.images.get(reference).attrs)
     when, days = time.strftime("%Y-%m-%d", time.gmtime(made)), (time.time() - made) / 86_400
     if days <= RENEW_DAYS:
         log.note(f"base made on {when}, {_record(session, reference)} lists its packages")
@@ -173,7 +173,7 @@ def _bootstrap(session: Session, reference: str, suite: str, *, older_than: floa
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder, lambda: log.note("waiting for another run, which bootstraps a base")):
         here = find(session.client, reference, "bootstrapped")
-        if here is not None and created(session.client.images.get(reference).attrs) > older_than:
+        if here is not None and made_at(session.client.images.get(reference).attrs) > older_than:
             return here
         work = folder / "bootstrap"
         work.mkdir(exist_ok=True)

@@ -54,7 +54,7 @@ def clean(session: Session | None, home: Path, *, days: float, dry_run: bool) ->
     return found
 
 
-def bound(session: Session) -> None:
+def remove_old(session: Session) -> None:
     """What every build does at its end: old contexts, wheels, modules and tuner images go."""
     with contextlib.suppress(OSError):
         gone = clean(session, session.home, days=BOUNDS_DAYS, dry_run=False)

@@ -4,8 +4,7 @@
         root/           files exactly as they lie from `/` of the image
         warmup.json     directories by kind, variables, manifests, seconds; `inputs` in clear
 
-A producer is FlashInfer's own tuner (`image/tuner.py`) or a server (`pipeline/servers`). Bake and verify know no more
-of FlashInfer, vLLM or SGLang than what stands here.
+A producer is FlashInfer's own tuner (`image/tuner.py`) or a server (`pipeline/servers`).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Request:
     server: str = ""  # vllm or sglang
     server_args: str = ""
     server_env: str = ""
-    device: str = ""  # cpu, cuda, or empty: cuda where the engine has GPUs
+    device: str = ""  # cpu, cuda, or empty: cuda where the engine has GPUs; with a server and its base image cuda
     base_image: str = ""
     accept_base_versions: bool = False
     image: str = ""
@@ -152,6 +152,7 @@ def request_from(arguments: argparse.Namespace) -> Request:
     image = getattr(arguments, "image", "")
     check_image_name(image)
     _check_clashes(arguments)
+    _fill_in(arguments)
     previous = _check_previous(arguments.previous)
     in_place = arguments.cache[0] if arguments.server and arguments.cache else None
     caches = collect(arguments.cache) if arguments.cache and in_place is None else ()
@@ -221,13 +222,12 @@ def _check_clashes(arguments: argparse.Namespace) -> None:
         return
     if len(arguments.cache) > 1:
         raise UsageError("with SERVER=, CACHE= is one folder", hint="the one that `pipeline warm-up --in-place` wrote")
-    if not arguments.base_image:
-        _without_base(arguments)
-    if arguments.tp:
-        from pipeline.servers.words import with_tp
-
-        arguments.server_args, arguments.tp = with_tp(arguments.server, arguments.server_args, arguments.tp), None
-    given = [name for name in _OF_THE_TUNER if getattr(arguments, name)]
+    if not arguments.base_image and arguments.device.strip().lower() not in ("", "cpu"):
+        raise UsageError(
+            f"SERVER={arguments.server} on a GPU needs BASE_IMAGE=: the image that will serve",
+            hint="BASE_IMAGE=vllm/vllm-openai:<version> or lmsysorg/sglang:<version>",
+        )
+    given = [name for name in _OF_THE_TUNER if name != "tp" and getattr(arguments, name)]
     if given:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise UsageError(
@@ -236,15 +236,17 @@ def _check_clashes(arguments: argparse.Namespace) -> None:
         )
 
 
-def _without_base(arguments: argparse.Namespace) -> None:
-    """The base is a vLLM for CPUs then, and the words are those that it serves a small model with."""
-    if arguments.device.strip().lower() not in ("", "cpu"):
-        raise UsageError(
-            f"SERVER={arguments.server} on a GPU needs BASE_IMAGE=: the image that will serve",
-            hint="BASE_IMAGE=vllm/vllm-openai:<version> or lmsysorg/sglang:<version>",
-        )
-    arguments.device = "cpu"
-    arguments.server_args = arguments.server_args or _CPU_ARGS
+def _fill_in(arguments: argparse.Namespace) -> None:
+    """What a server's options say without naming it: without a base image its base is a vLLM for CPUs, and TP= goes
+    to the server. Raise `UsageError` where TP= says another size than the server's own arguments.
+    """
+    if arguments.server and not arguments.base_image:
+        arguments.device = "cpu"
+        arguments.server_args = arguments.server_args or _CPU_ARGS
+    if arguments.server and arguments.tp:
+        from pipeline.servers.words import with_tp
+
+        arguments.server_args, arguments.tp = with_tp(arguments.server, arguments.server_args, arguments.tp), None
 
 
 def _check_server(arguments: argparse.Namespace) -> None:

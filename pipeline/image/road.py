@@ -14,7 +14,7 @@ from pipeline.contract.verdict import Verdict
 
 from .bake import bake, beside_those_of_base, manifests_of
 from .buildx import Built
-from .clean import bound
+from .clean import remove_old
 from .names import own_labels, split, tag, usual_name
 from .producer import WarmUp
 from .request import Request
@@ -112,7 +112,7 @@ def build_image(request: Request) -> Outcome:
             inputs = resolve(request, session)
         done = finish(request, inputs, session, clock)
         name = give_name(done, request.image)
-        bound(session)
+        remove_old(session)
         attrs = session.client.images.get(name).attrs
         return Outcome(name, done, attrs, tuple(clock.steps), session.engine.host, str(session.log))
 

@@ -202,7 +202,7 @@ def drop_image(client: DockerClient, name: str) -> None:
         client.images.remove(name)
 
 
-def created(attrs: Any) -> float:  # noqa: ANN401 - the engine's JSON
+def made_at(attrs: Any) -> float:  # noqa: ANN401 - the engine's JSON
     """When an image was made, in seconds since the epoch; now where the engine does not say."""
     return _seconds(attrs.get("Created"))
 

@@ -136,7 +136,7 @@ class TuneProducer:
 
     @functools.cached_property
     def compiled(self) -> Modules | None:
-        """The compiled modules of the plan; None where it loads none."""
+        """The compiled modules of the plan; None where it loads none. The first access builds an image and compiles."""
         if self.plan.device != "cuda" or not self.bake_jit:
             return None
         name = modules.digest(self.base, self.plan)

@@ -83,7 +83,10 @@ def _file(session: Session, image: str, here: Here) -> Path:
 
 
 def verify(inputs: Inputs, image: str, session: Session, *, timeout: float, hint: str) -> Verdict:
-    """Prove an image that was baked a moment ago; raise `VerifyFailed` with `hint` where it must not be used."""
+    """Prove an image that was baked a moment ago, or recall what this very image showed on this device before.
+
+    Raises `VerifyFailed` with `hint` where it must not be used.
+    """
     verdict = recall(session, image, inputs.here)
     if verdict is None:
         verdict = _proved(session, image, inputs.producer, inputs.here.gpus, timeout)
