@@ -148,11 +148,6 @@ def entries(tuner: Any) -> dict[str, Held]:  # noqa: ANN401 - an AutoTuner
     return held
 
 
-def loaded(tuner: Any, file_key: str) -> bool:  # noqa: ANN401 - an AutoTuner
-    """Whether an entry that was loaded from a file is still there."""
-    return file_key in tuner._file_configs
-
-
 def offered(runners: Sequence[Any], inputs: list[Any]) -> tuple[tuple[int, Any], ...]:
     """The tactics that each runner offers now for these inputs: (place of the runner, tactic)."""
     return tuple(
