@@ -54,12 +54,12 @@ def _tune(arguments: argparse.Namespace) -> dict[str, object]:
         seconds = COMPARE_SECONDS if arguments.compare_budget is None else arguments.compare_budget
         log.note(f"comparing takes {seconds * buckets:.0f} s at most; what is not compared by then keeps the default")
 
-    def tell(step: RankStep) -> None:
+    def tell(step: RankStep) -> None:  # the host reads "k/n …" (`_OP` in image/tuner.py)
         log.note(f"{step.op}/{len(plan.ops)} {step.step}" if step.step.startswith("tuning") else step.step)
 
-    options: dict[str, object] = {
+    options: dict[str, object] = {  # of `session.Options` all but work, state and crashes
         name: getattr(arguments, name)
-        for name in ("timeout", "compare", "compare_budget", "workers", "share_gpu", "strategy")
+        for name in ("timeout", "compare", "compare_budget", "second_process", "strategy")
     }
     options["endpoint"] = nodes.endpoint if nodes.count > 1 else ""
     for name in ("plan", "previous"):

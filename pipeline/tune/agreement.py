@@ -84,7 +84,7 @@ def one_gpu_each(facts: Sequence[Mapping[str, Any]]) -> None:
         if fact["uuid"] and other != fact["rank"]:
             raise GpuShared(
                 f"rank {fact['rank']} is on the GPU of rank {other}: {fact['uuid']}",
-                hint="give each rank a GPU of its own, or allow it with --share-gpu: their times then mean nothing",
+                hint="give each rank a GPU of its own: two on one would disturb each other's times",
             )
 
 

@@ -80,14 +80,8 @@ def parser() -> Parser:
         help="limit of all comparing: seconds times ops times buckets (default: 1)",
     )
     found.add_argument(
-        "--workers",
-        type=int,
-        choices=(0, 1),
-        help="1: a second process of each rank times entries as well (default: on a GPU)",
-    )
-    found.add_argument(
-        "--share-gpu",
-        action="store_true",
-        help="let several ranks use one GPU: the contract between them is real, their timings are not",
+        "--second-process",
+        choices=("on", "off"),
+        help="on: a second process of each rank times entries as well (default: on a GPU)",
     )
     return found

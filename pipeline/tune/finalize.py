@@ -30,7 +30,7 @@ from .strategies import INDEPENDENT, SYNCHRONIZED, holders
 def gather_entries(session: Session) -> dict[str, tuple[int, ...]]:
     """Gather all ranks' entries, refuse what differs, and leave the union in this rank's tuner; return the owners."""
     ranks, name = session.ranks, session.strategy.name
-    ranks.steps.say("comparing the ranks' entries")
+    ranks.steps.say("checking that the ranks' entries agree")
     wanted = {key for keys in session.used.values() for key in keys}
     held = {key: entry for key, entry in flashinfer_api.entries(session.tuner).items() if key in wanted}
     results: list[RankResult] = ranks.gather(RankResult(ranks.rank, hooks.changed("entries", held), session.used))
@@ -127,8 +127,7 @@ def describe_result(
             "repeat": session.tuner.repeat,
             "compare": options.compare,
             "compare_budget": options.compare_budget,
-            "workers": options.workers,
-            "share_gpu": options.share_gpu,
+            "workers": int(options.second_process == "on"),
         },
         substitutions=SUBSTITUTIONS if session.device.type == "cpu" else (),
         previous=session.previous,

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,7 +48,7 @@ class PlanElsewhere(UsageError):
 
 
 class TooFewGpus(UsageError):
-    """There are more ranks on this host than GPUs, and sharing was not asked for."""
+    """There are more ranks on this host than GPUs."""
 
 
 class DeviceChanged(WarmUpError):
@@ -72,8 +72,7 @@ class Options:
     endpoint: str
     compare: str
     compare_budget: float | None  # seconds for each bucket of an op; None: what the device needs
-    workers: int | None  # 1: a second process of each rank times entries as well; None: what the device needs
-    share_gpu: bool
+    second_process: str | None  # on: a second process of each rank times entries as well; None: what the device needs
     strategy: str
     previous: Path | None
     state: Path | None
@@ -98,17 +97,19 @@ class Session:
     record: Record
     tuner: ObservedTuner
     strategy: Strategy
-    facts: list[dict[str, Any]]
+    facts: list[dict[str, Any]]  # of each rank: host, device, GPU; for the manifest
     started: str
     began: float
     measured: Measured
     began_with: frozenset[str]  # keys of the entries that all ranks were given
     previous: str  # sha256 of the earlier cache that they are from
     notes: list[str]
-    blocked: list[dict[str, Any]]  # tactics found wrong or crashing
+    # What the manifest names: tactics found wrong, left out at their bucket, and the crashed ones of earlier runs
+    # (`options.crashes`), which `tuner.banned` keeps from being measured. The user's own are in BLOCKLIST.
+    blocked: list[dict[str, Any]]
     compare_budget: Budget = field(default_factory=lambda: Budget(0.0))
     second: Second = field(default_factory=Second)
-    used: dict[int, list[str]] = field(default_factory=dict)
+    used: dict[int, list[str]] = field(default_factory=dict)  # by index of the op: keys of the entries that answer it
     cases: dict[int, Case] = field(default_factory=dict)
     modules: tuple[Module, ...] = ()
     phases: dict[str, float] = field(default_factory=dict)  # seconds by phase
@@ -147,9 +148,9 @@ def begin(options: Options, steps: Steps) -> Session:
     """Import, meet the others, read the record, agree on all that must be equal before anything is tuned."""
     began, started = time.monotonic(), now()
     plan = hooks.changed("plan", read_plan(options.plan))
-    device = take_device(plan, share_gpu=options.share_gpu)
+    device = take_device(plan)
     budget = SECONDS if options.compare_budget is None else options.compare_budget
-    options = replace(options, workers=_workers_wanted(options, device), compare_budget=budget)
+    options = replace(options, second_process=_second_process(options, device), compare_budget=budget)
     tuner = ObservedTuner(CPU_KNOBS if device.type == "cpu" else {}, on_try=steps.attempt)
     flashinfer_api.install(tuner)
     world = int(os.environ["WORLD_SIZE"])
@@ -157,10 +158,9 @@ def begin(options: Options, steps: Steps) -> Session:
     steps.say("reading the environment record")
     facts = ranks.gather(_device_facts(ranks.rank, device))
     ranks.hosts = tuple(one["host"] for one in facts)
-    if not options.share_gpu:
-        one_gpu_each(facts)
+    one_gpu_each(facts)
     record = read_record(plan.device, gpus=[one["gpu"] for one in facts] if device.type == "cuda" else ())
-    ranks.contract(_terms(plan, record, options), "before tuning")
+    ranks.contract(_contract(plan, record, options), "before tuning")
     _check_plan(plan, record, world)
     version, can = flashinfer_api.version(), flashinfer_api.has_process_group()
     strategy = choose(options.strategy, plan, world, version=version, process_group=can)
@@ -176,7 +176,7 @@ def begin(options: Options, steps: Steps) -> Session:
         measured=Measured((*earlier.covered, *finished.covered)),
         began_with=frozenset(flashinfer_api.entries(tuner)),
         previous=earlier.sha256,
-        notes=[*earlier.notes, *finished.notes, *shared_note(facts), *flashinfer_api.blocklist_told(tuner, BLOCKLIST)],
+        notes=[*earlier.notes, *finished.notes, *flashinfer_api.blocklist_told(tuner, BLOCKLIST)],
         blocked=[*finished.blocked, *(crash.blocked() for crash in options.crashes)],
     )  # fmt: skip
     session.notes += [f"{bad} of the entries known already are on {BLOCKLIST}, and were tuned again"] if bad else []
@@ -184,7 +184,7 @@ def begin(options: Options, steps: Steps) -> Session:
     return session
 
 
-def take_device(plan: Plan, *, share_gpu: bool) -> torch.device:
+def take_device(plan: Plan, *, share_gpu: bool = False) -> torch.device:
     """This rank's device, made current. Raises `TooFewGpus`.
 
     The local rank is the launcher's; a launcher that sets none runs one host, where it is the rank.
@@ -197,7 +197,7 @@ def take_device(plan: Plan, *, share_gpu: bool) -> torch.device:
     if found == 0 or (ranks > found and not share_gpu):
         raise TooFewGpus(
             f"{ranks} ranks on this host, {found} GPUs visible",
-            hint="make as many GPUs visible as the plan has ranks; --share-gpu lets them share, with worthless timings",
+            hint="make as many GPUs visible as the plan has ranks",
         )
     device = torch.device("cuda", local % found)
     torch.cuda.set_device(device)
@@ -250,21 +250,18 @@ def _deciding(options: Options, strategy: Strategy, record: Record, tuner: Obser
         "ranks": world,
         "warmup": tuner.warmup,
         "repeat": tuner.repeat,
-        "comparing": [options.compare, options.compare_budget, options.workers],
-        "share_gpu": options.share_gpu,
+        "comparing": [options.compare, options.compare_budget, options.second_process],
     }
 
 
-def _workers_wanted(options: Options, device: torch.device) -> int:
-    """Whether a rank has a second process that times entries: as asked; else on a GPU that ranks do not share.
+def _second_process(options: Options, device: torch.device) -> str:
+    """`on` where a rank has a second process that times entries: as asked; else on a GPU.
 
-    Kernels of a CPU do not depend on the process; where ranks share a GPU no time means anything.
+    Kernels of a CPU do not depend on the process.
     """
     if options.compare == "off":
-        return 0
-    if options.workers is not None:
-        return options.workers
-    return int(device.type == "cuda" and not options.share_gpu)
+        return "off"
+    return options.second_process or ("on" if device.type == "cuda" else "off")
 
 
 def _device_facts(rank: int, device: torch.device) -> dict[str, Any]:
@@ -275,18 +272,7 @@ def _device_facts(rank: int, device: torch.device) -> dict[str, Any]:
     return {"rank": rank, "host": socket.gethostname(), "device": str(device), "gpu": gpu, "uuid": uuid}
 
 
-def shared_note(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the manifest says where ranks shared a GPU; nothing where none did."""
-    places = [(fact["host"], fact["uuid"]) for fact in facts if fact["uuid"]]
-    if len(places) == len(set(places)):
-        return []
-    return [
-        f"{len(places)} ranks shared {len(set(places))} GPU: they disturbed each other, so every time in this manifest "
-        "is without meaning and the choices are no better than chance; not for use"
-    ]
-
-
-def _terms(plan: Plan, record: Record, options: Options) -> dict[str, Any]:
+def _contract(plan: Plan, record: Record, options: Options) -> dict[str, Any]:
     """What must be equal on all ranks before anything is tuned."""
     return {
         "plan digest": plan.digest,
@@ -298,7 +284,7 @@ def _terms(plan: Plan, record: Record, options: Options) -> dict[str, Any]:
         "timeout": options.timeout,
         "strategy": options.strategy,
         "state": str(options.state or ""),
-        "comparing": [options.compare, options.compare_budget, options.workers],
+        "comparing": [options.compare, options.compare_budget, options.second_process],
         "crashed tactics": [crash.told() for crash in options.crashes],
         "environment record": record.key_inputs(),
         "FlashInfer's environment variables": {

@@ -1,8 +1,8 @@
 """One rank: `python -m pipeline.tune.worker WORK`, started by the supervisor, never by hand.
 
-begin (agree on everything, load what is known) → tune each op → gather and compare → rank 0 saves → every rank loads
-what was saved and finds each bucket's entry in it → rank 0 describes it. The supervisor puts it in place, once every
-rank has ended well.
+begin (agree on everything, load what is known) → tune each op → gather, and check that the ranks agree → rank 0
+saves → every rank loads what was saved and finds each bucket's entry in it → rank 0 describes it. The supervisor puts
+it in place, once every rank has ended well.
 
 A rank that fails writes down why and then waits for a moment: the supervisor sees the file, asks every other rank for
 its stack while it still is where it was, and ends them all. Only the standard library is imported before a rank has
@@ -29,7 +29,7 @@ from .steps import Steps, die_with_parent, stack_path, step_path
 
 _FAREWELL_SECONDS = 30.0  # how long a failed rank waits to be ended by its supervisor
 _RESERVE = 16 << 10  # bytes kept for a rank's failure, so that it can be written on a full disk too
-_PATIENCE = 60.0  # seconds that the second process may take for one answer, inputs and all
+_ANSWER_SECONDS = 60.0  # seconds that the second process may take for one answer, inputs and all
 
 
 def live(rank: int, work: Path, body: Callable[[Steps], None]) -> int:
@@ -60,18 +60,18 @@ def live(rank: int, work: Path, body: Callable[[Steps], None]) -> int:
         return failure.exit_code
 
 
-def work(place: Path, steps: Steps) -> None:
-    """Everything that a rank which tunes does; `place` holds its options."""
+def tune_rank(run_folder: Path, steps: Steps) -> None:
+    """Everything that a rank which tunes does; `run_folder` holds its options."""
     from .compare.second import started
     from .finalize import check_saved, describe_result, gather_entries
     from .jit import prebuild
     from .session import begin, read_options
     from .tune_op import tune
 
-    session = begin(read_options(place), steps)
+    session = begin(read_options(run_folder), steps)
     options = session.options
-    patience = min(_PATIENCE, options.timeout / 2)
-    with started(bool(options.workers), options.plan, session.device, patience) as session.second:
+    answer_seconds = min(_ANSWER_SECONDS, options.timeout / 2)
+    with started(options.second_process == "on", options.plan, session.device, answer_seconds) as session.second:
         prebuild(session)
         session.second.meet(session.ranks)
         tune(session)
@@ -86,8 +86,8 @@ def work(place: Path, steps: Steps) -> None:
 
 def main(words: list[str]) -> int:
     """Live as a rank that tunes."""
-    place = Path(words[0])
-    return live(int(os.environ["RANK"]), place, lambda steps: work(place, steps))
+    run_folder = Path(words[0])
+    return live(int(os.environ["RANK"]), run_folder, lambda steps: tune_rank(run_folder, steps))
 
 
 if __name__ == "__main__":

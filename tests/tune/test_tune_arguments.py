@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.flashinfer, pytest.mark.once]
     [
         ("--timeout inf", "'inf' is not a number of seconds from 1 to 86400"),
         ("--compare-budget nan", "'nan' is not a number of seconds above 0, up to 3600"),
-        ("--workers 99", "argument --workers: invalid choice: 99"),
+        ("--second-process 1", "argument --second-process: invalid choice: '1'"),
         ("--nnodes 2", "names no place"),
         ("--nnodes 2 --rdzv-endpoint host", "names no place"),
         ("--nnodes 2 --rdzv-endpoint a:99999", "--rdzv-endpoint 'a:99999' names no place"),

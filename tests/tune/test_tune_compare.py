@@ -52,7 +52,9 @@ def test_the_way_of_a_gpu_with_its_second_process(
     """Graphs, both states of the clock, several buckets in one go; alone, those for which there is no memory."""
     op = replace(make_plan().ops[0], shape={"n": 768, "k": 352}, buckets=(1, 128, 256))  # a weight that is copied
     file = write_plan(make_plan(ops=(op,)), tmp_path / "plan.json")
-    done = tuner.run("pipeline.tune", file, tmp_path / "out", *ON, "--workers", "1", fault=fault, rank="*", warm=False)
+    done = tuner.run(
+        "pipeline.tune", file, tmp_path / "out", *ON, "--second-process", "on", fault=fault, rank="*", warm=False
+    )
     assert done.status == 0, done.stderr
     manifest, _ = read(tmp_path / "out")
     for row in manifest.covered:
@@ -91,7 +93,7 @@ def test_what_no_time_was_left_for_keeps_the_default_and_is_said(tuner: Tuner, p
 def test_a_second_process_that_is_lost_leaves_the_default(
     tuner: Tuner, plan: Path, tmp_path: Path, fault: str, why: str
 ) -> None:
-    words = (*ON, "--workers", "1", "--timeout", "6")
+    words = (*ON, "--second-process", "on", "--timeout", "6")
     done = tuner.run("pipeline.tune", plan, tmp_path / "out", *words, fault=fault, warm=False)
     assert done.status == 0, done.stderr
     manifest, _ = read(tmp_path / "out")
@@ -106,7 +108,9 @@ def test_a_second_process_that_is_lost_leaves_the_default(
 @pytest.mark.parametrize("fault", ["worker_cannot_run_a_candidate", "worker_lacks_memory"])
 def test_what_a_second_process_cannot_time_is_not_chosen(tuner: Tuner, plan: Path, tmp_path: Path, fault: str) -> None:
     """For want of memory it times nothing; the rank goes on, and the rows say why they keep the default."""
-    done = tuner.run("pipeline.tune", plan, tmp_path / "out", *ON, "--workers", "1", fault=fault, rank="*", warm=False)
+    done = tuner.run(
+        "pipeline.tune", plan, tmp_path / "out", *ON, "--second-process", "on", fault=fault, rank="*", warm=False
+    )
     assert done.status == 0, done.stderr
     manifest, _ = read(tmp_path / "out")
     assert not manifest.notes
@@ -132,7 +136,9 @@ def test_the_two_products_of_a_moe_layer_are_compared_each_by_its_own_tactics(
     tuner: Tuner, moe: Path, tmp_path: Path
 ) -> None:
     """No captured graph outlives the workspace that it reads: its candidates could not be timed."""
-    done = tuner.run("pipeline.tune", moe, tmp_path / "out", *ON, "--workers", "1", fault="moe", rank="*", warm=False)
+    done = tuner.run(
+        "pipeline.tune", moe, tmp_path / "out", *ON, "--second-process", "on", fault="moe", rank="*", warm=False
+    )
     assert done.status == 0, done.stderr
     manifest, _ = read(tmp_path / "out")
     assert chosen(manifest) == {"gemm1": (2, "faster"), "gemm2": (5, "faster")}
