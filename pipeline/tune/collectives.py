@@ -23,8 +23,8 @@ from .agreement import agree
 from .failures import CollectiveFailed
 from .steps import Steps
 
-# For a rank to start and import torch and FlashInfer on a busy machine, in seconds.
-START_SECONDS = 180.0
+# For the ranks to meet, while others still import torch and FlashInfer on a busy machine, in seconds.
+MEET_SECONDS = 180.0
 _ANSWER_SECONDS = 5.0  # less than the supervisor waits beyond the timeout
 # A rank that has nothing left to do waits for those that still tune. What limits that is their progress, which the
 # watchdog sees, not a clock of the waiting rank.
@@ -139,7 +139,7 @@ def join(place: Path, endpoint: str, timeout: float, steps: Steps, subsets: Sequ
     """
     steps.say("meeting the other ranks")
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    seconds = datetime.timedelta(seconds=max(START_SECONDS, timeout))
+    seconds = datetime.timedelta(seconds=max(MEET_SECONDS, timeout))
     try:
         with steps.waiting():
             if endpoint:

@@ -68,7 +68,7 @@ def cover(tuner: ObservedTuner, plan: Plan, op: OpPlan, case: Case, measured: Me
                 else:
                     why = measured.why_missing(op, lookup)
                     missing.append(f"{op.name} at {bucket} tokens: no entry answers, {why}; expected {lookup.key}")
-    tuner.tried(None)
+    tuner.idle()
     if missing:
         raise CoverageMissing(
             f"{op.name}: {len(missing)} of {len(op.buckets)} buckets have no entry",

@@ -161,15 +161,15 @@ class RankState:
 @dataclass(frozen=True)
 class Situation:
     """Every rank, the seconds that the watchdog waited where it is what ended them, the last lines that were printed,
-    and the names of the plan's ops. What a rank has run for `patience` seconds when the others give up on it does not
-    return.
+    and the names of the plan's ops. What a rank has run for `stuck_after` seconds when the others give up on it does
+    not return.
     """
 
     ranks: Sequence[RankState]
     waited: float | None = None
     tail: Sequence[str] = ()
     ops: Sequence[str] = ()
-    patience: float = math.inf
+    stuck_after: float = math.inf
 
     @property
     def silent(self) -> str:
@@ -379,7 +379,7 @@ def _stalls(now: Situation, active: Sequence[RankState]) -> tuple[Stall, ...]:
     the others wait for.
     """
     given_up = any(state.failure is not None and state.failure.kind == "collective" for state in now.ranks)
-    late = [(s, s.step.attempt) for s in active if s.step is not None and s.silent >= now.patience]
+    late = [(s, s.step.attempt) for s in active if s.step is not None and s.silent >= now.stuck_after]
     if not (given_up or now.waited is not None) or any(attempt is None for _, attempt in late):
         return ()
     same = {attempt.identity for _, attempt in late if attempt is not None}

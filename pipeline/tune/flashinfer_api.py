@@ -255,7 +255,7 @@ def tactic_hashable(value: Any) -> Any:  # noqa: ANN401
     return importlib.import_module(MODULE)._tactic_to_json_hashable(value)
 
 
-def bake(tuner: Any, question: Any, runner: int, tactic: Any) -> str:  # noqa: ANN401 - an AutoTuner, a Question
+def set_entry(tuner: Any, question: Any, runner: int, tactic: Any) -> str:  # noqa: ANN401 - an AutoTuner, a Question
     """Let `tactic` of the runner at place `runner` answer a question, in place of any entry that answered before.
 
     Tactic -1 is what every runner does untuned; written as an entry it is a hit like any other. Returns the file key.

@@ -4,9 +4,9 @@
                  └── rank N-1       own temporary directory, and the supervisor reads them
 
 The watchdog ends the run when a rank that waits for no other has written no step for the process group's timeout plus
-`MARGIN`. So it also finds a rank that loops, which a collective's timeout does not. The start has a timeout of its own
-(`START_SECONDS`), since a rank writes no step while it imports libraries. A rank that the kernel has stopped imports
-nothing: the shorter timeout counts for it at the start too. Standard library only.
+`WATCHDOG_MARGIN`. So it also finds a rank that loops, which a collective's timeout does not. The start has a timeout of
+its own (`START_SECONDS`), since a rank writes no step while it imports libraries. A rank that the kernel has stopped
+imports nothing: the shorter timeout counts for it at the start too. Standard library only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from . import hooks
 from .failures import RanksFailed, RankState, RankTrouble, Situation, diagnose, read_failure
 from .steps import Crash, RankStep, process_state, read_step, stack_path, starter, stopped
 
-MARGIN = 10.0  # seconds that the watchdog waits beyond the group's timeout, so that the group speaks first
+WATCHDOG_MARGIN = 10.0  # seconds that the watchdog waits beyond the group's timeout, so that the group speaks first
 START_SECONDS = 240.0  # for all ranks to have started, imports and all
 RESTARTS = 5  # of one tuning at most; each costs what starting the ranks costs, and the op that was being tuned
 _POLL = 0.1
@@ -72,14 +72,14 @@ class Launch:
     @property
     def limit(self) -> float:
         """Seconds that a rank which waits for no other may say nothing, or be stopped."""
-        return self.timeout + MARGIN
+        return self.timeout + WATCHDOG_MARGIN
 
     @property
-    def patience(self) -> float:
+    def stuck_after(self) -> float:
         """Seconds after which a tactic is taken not to return, once the ranks that wait for it have given up: nearly
         as long as they waited, since ranks do not begin at the same moment.
         """
-        return max(self.timeout - MARGIN, self.timeout / 2)
+        return max(self.timeout - WATCHDOG_MARGIN, self.timeout / 2)
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def supervise(launch: Launch, command: Sequence[str], env: Mapping[str, str]) ->
         states = _snapshot(ranks)
         tail = (*said.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL:], *_no_room(launch.work))
         _end(ranks)
-        raise diagnose(Situation(states, waited or None, tail, launch.ops, launch.patience))
+        raise diagnose(Situation(states, waited or None, tail, launch.ops, launch.stuck_after))
 
 
 def _watch(launch: Launch, ranks: Sequence[_Rank]) -> float | None:

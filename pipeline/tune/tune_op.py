@@ -1,4 +1,4 @@
-"""Tuning the ops of a plan: FlashInfer tunes → compare with the default → verify → write the finished buckets.
+"""Tuning the ops of a plan: FlashInfer tunes → compare with the default → check → write the finished buckets.
 
 With the strategy `synchronized` all ranks that have an op measure it together; else each measures its share alone.
 """
@@ -26,8 +26,8 @@ from .guard import stops_rank
 from .ops import spec_of
 from .ops.reference import seed_for
 from .session import Session, now
+from .soundness import check_choices
 from .strategies import INDEPENDENT, holders, share
-from .verify import verify
 
 Gather = Callable[[Any], list[Any]]
 
@@ -44,7 +44,7 @@ def tune(session: Session) -> None:
 
 def _together(session: Session) -> None:
     """Every rank that has an op measures it, and FlashInfer averages each time over them."""
-    at, mine = flashinfer_api.load(), _groups(session)
+    autotuner, mine = flashinfer_api.load(), _groups(session)
     session.compare_budget = _budget(session, sum(len(session.plan.ops[index].buckets) for index in mine))
     for index, group in mine.items():
         buckets = _prepare(session, index, group)
@@ -55,10 +55,10 @@ def _together(session: Session) -> None:
             return session.ranks.gather(value, group)
 
         try:
-            at.set_autotune_process_group(group)
+            autotuner.set_autotune_process_group(group)
             _tune_op(session, index, buckets, gather)
         finally:
-            at.set_autotune_process_group(None)
+            autotuner.set_autotune_process_group(None)
 
 
 def _apart(session: Session) -> None:
@@ -116,7 +116,10 @@ def _shared_with_some(session: Session, index: int) -> list[int]:
 
 
 def _known_to_some(session: Session, index: int) -> set[str]:
-    """The entries of these ops. Only some ranks have them, so they must not answer for this op (`_unanswered`)."""
+    """The entries of these ops, which only some ranks have.
+
+    The contract does not compare them. One that answers for this op shows as a difference in "buckets to tune".
+    """
     apart = _shared_with_some(session, index)
     theirs = {key for i in apart for key in session.used.get(i, ())}
     common = {key for i, keys in session.used.items() if i not in apart for key in keys}
@@ -137,13 +140,13 @@ def _unanswered(session: Session, index: int) -> tuple[int, ...]:
                 keys.update(lookup.key for lookup in lookups)
             else:
                 found.append(bucket)
-    session.tuner.tried(None)
+    session.tuner.idle()
     session.used[index] = sorted(keys)
     return tuple(found)
 
 
 def _tune_op(session: Session, index: int, buckets: Sequence[int], gather: Gather) -> None:
-    """Tune, compare, verify and write these buckets of an op; `gather` reaches the ranks that do the same."""
+    """Tune, compare, check and write these buckets of an op; `gather` reaches the ranks that do the same."""
     plan, tuner, op = session.plan, session.tuner, session.plan.ops[index]
     part: OpPlan = replace(op, buckets=tuple(buckets))
     before = flashinfer_api.entries(tuner).keys()
@@ -151,28 +154,30 @@ def _tune_op(session: Session, index: int, buckets: Sequence[int], gather: Gathe
     session.ranks.steps.say(f"tuning {op.name} ({op.op}), {len(buckets)} buckets", op=index + 1)
     tuner.watch.clear()
     with session.phase("measuring"), settings(plan, part, tune=True):
+        # In tuning mode FlashInfer measures all buckets of `settings`, whichever it is called with
         session.cases[index].call(part.buckets[-1])
     session.measured.add(op, tuner.watch.samples)
     hits = {lookup.key for lookup in tuner.watch.lookups if lookup.hit}
     with session.phase("comparing"):
         compare_op(session, part, session.cases[index], before, gather)
     with session.phase("verifying"):
-        verify(session, _to_verify(session, index, part), session.cases[index], before, gather)
+        check_choices(session, _to_check(session, index, part), session.cases[index], before, gather)
     now_known = flashinfer_api.entries(tuner).keys()  # comparing may have moved an entry to another runner
     known = set(session.used.get(index, ()))
     session.used[index] = sorted(known | (hits & now_known) | (now_known - before))
     _write_finished(session, index, part, gather)
 
 
-def _to_verify(session: Session, index: int, part: OpPlan) -> OpPlan:
-    """What this rank verifies of what it measured: where ranks chose together, one of them verifies each bucket.
+def _to_check(session: Session, index: int, part: OpPlan) -> OpPlan:
+    """What this rank checks of what it measured: where ranks chose together, one of them checks each bucket.
 
     The same tactic on the same inputs gives the same result on each of them, and a replay runs everything on all.
-    A MoE layer is another one on each rank, which verifies its own.
+    A MoE layer is another one on each rank, which checks its own.
     """
     if not session.strategy.together or {"tp", "ep"} & set(part.shape):
         return part
     together = holders(session.plan, session.ranks.world)[index]
+    # Dealt from the largest on, in ascending order again
     return replace(part, buckets=part.buckets[::-1][together.index(session.ranks.rank) :: len(together)][::-1])
 
 

@@ -89,14 +89,14 @@ class Watch:
     lookups: list[Lookup] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     questions: list[Question] | None = None  # kept only while this is a list: they hold tensors
-    tried: list[Attempt] = field(default_factory=list)  # entries of one call, which runs once all are looked up
+    looked_up: list[Attempt] = field(default_factory=list)  # entries of one call, which runs once all are looked up
     measured: int = 0  # never cleared
 
     def clear(self) -> None:
         """Forget lookups and samples."""
         self.lookups.clear()
         self.samples.clear()
-        self.tried.clear()
+        self.looked_up.clear()
 
 
 def _bucket(profile: Theirs, config: Theirs) -> int:
@@ -136,10 +136,15 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
         self._kwargs: Mapping[str, Any] = {}
         self._offered: tuple[tuple[int, Any], ...] = ()
 
-    def tried(self, attempt: Attempt | None, words: str = "") -> None:
-        """Note the tactic that is run now; None when it has been."""
+    def running(self, attempt: Attempt, words: str = "") -> None:
+        """Note the tactic that is run now, until `idle`."""
         if self._on_try is not None:
             self._on_try(attempt, words)
+
+    def idle(self) -> None:
+        """Note that no tactic is run any more."""
+        if self._on_try is not None:
+            self._on_try(None, "")
 
     def choose_one(self, custom_op: str, *args: Theirs, **kwargs: Theirs) -> Theirs:
         """Note which op is being chosen for. A replay must never be in tuning mode, whether or not it would measure."""
@@ -166,8 +171,8 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
             bucket = _bucket(lookup.profile, question.config)
             entry = lookup.key if lookup.hit else ""
             attempt = Attempt(lookup.custom_op, lookup.runner, lookup.tactic, lookup.profile, bucket, entry)
-            self.tried(replace(attempt, also=[asdict(one) for one in self.watch.tried]))
-            self.watch.tried.append(attempt)
+            self.running(replace(attempt, also=[asdict(one) for one in self.watch.looked_up]))
+            self.watch.looked_up.append(attempt)
         if self.watch.questions is not None and question.inputs:
             self.watch.questions.append(question)
         return found
@@ -215,7 +220,7 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
             return self.watch.questions
         finally:
             self.watch.questions = None
-            self.tried(None)
+            self.idle()
 
     def _prepare_input_tensors(self, *args: Theirs, **kwargs: Theirs) -> Theirs:
         with preparing("drawing inputs", self._op):
@@ -250,7 +255,7 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
         if self.banned and attempt.identity in self.banned:
             note(float("inf"), "it ended a rank before")
             raise TacticCrashed(f"{name} tactic {tactic} ended a rank before")
-        self.tried(attempt, f"{self._op} {shapes[0]}, {name} tactic {tactic}")
+        self.running(attempt, f"{self._op} {shapes[0]}, {name} tactic {tactic}")
         try:
             time_ms = super()._profile_single_kernel(runner, inputs, tactic, tuning_config, **kwargs)
             time_ms = hooks.changed("measured", time_ms, tactic)
@@ -259,11 +264,11 @@ class ObservedTuner(_at.AutoTuner):  # type: ignore[misc, name-defined]
             if isinstance(error, OUT_OF_MEMORY):  # without a group FlashInfer would give the whole op up
                 with contextlib.suppress(Exception):
                     torch.cuda.empty_cache()
-                self.tried(None)
+                self.idle()
                 raise TacticOutOfMemory(str(error)) from error
             survive(error)
-            self.tried(None)
+            self.idle()
             raise
-        self.tried(None)
+        self.idle()
         note(float(time_ms))
         return time_ms

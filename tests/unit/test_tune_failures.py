@@ -41,7 +41,7 @@ def rank(
 
 
 def found(*ranks: RankState, waited: float | None = None, **more: Any) -> RankTrouble:
-    return diagnose(Situation(ranks, waited, ops=("qkv",), patience=290.0, **more))
+    return diagnose(Situation(ranks, waited, ops=("qkv",), stuck_after=290.0, **more))
 
 
 WAITING = rank(0, waiting=True, collective=7)

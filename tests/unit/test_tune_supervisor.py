@@ -21,7 +21,7 @@ from pipeline.contract.places import ENV_WORKSPACE
 from pipeline.tune import supervisor
 from pipeline.tune.failures import RanksFailed, RankTrouble, Stall
 from pipeline.tune.steps import ENV_STARTER, Attempt, Crash, RankStep, Steps, process_state, read_step, step_path
-from pipeline.tune.supervisor import MARGIN, RESTARTS, START_SECONDS, Launch, Nodes, environment, overdue
+from pipeline.tune.supervisor import RESTARTS, START_SECONDS, WATCHDOG_MARGIN, Launch, Nodes, environment, overdue
 
 ONE, OTHER = (Attempt("bf16_gemm", "Runner", [number], [[16, 8]], 16) for number in (1, 2))
 
@@ -82,7 +82,7 @@ def failed(work: Path, code: str, timeout: float = 2.0, nproc: int = 2) -> RankT
 
 @pytest.fixture(autouse=True)
 def short_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "MARGIN", 1.0)
+    monkeypatch.setattr(supervisor, "WATCHDOG_MARGIN", 1.0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
@@ -158,9 +158,9 @@ def step(rank: int, **changes: Any) -> RankStep:
 
 
 def test_the_watchdog_minds_the_rank_that_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "MARGIN", MARGIN)
+    monkeypatch.setattr(supervisor, "WATCHDOG_MARGIN", WATCHDOG_MARGIN)
     launch, now = Launch(2, 5.0, tmp_path), time.monotonic()
-    limit, old = 5.0 + MARGIN, now - 5.0 - MARGIN - 1
+    limit, old = 5.0 + WATCHDOG_MARGIN, now - 5.0 - WATCHDOG_MARGIN - 1
     for first, second, waited in [
         (step(0, changed=now), step(1, changed=now), None),
         # Rank 1 still works while rank 0 has waited for long: no hang
@@ -214,8 +214,8 @@ def test_the_tactic_that_runs_is_in_the_step_file_until_something_else_is_said(t
 
 @pytest.mark.parametrize("timeout", [300.0, 4.0])
 def test_nothing_is_taken_not_to_return_before_the_others_would_give_up(timeout: float, tmp_path: Path) -> None:
-    patience = Launch(2, timeout, tmp_path).patience
-    assert max(timeout - MARGIN, timeout / 2) <= patience <= timeout
+    stuck_after = Launch(2, timeout, tmp_path).stuck_after
+    assert max(timeout - WATCHDOG_MARGIN, timeout / 2) <= stuck_after <= timeout
 
 
 def hung(attempt: Attempt, *ranks: int, doubtful: bool) -> RanksFailed:

@@ -37,7 +37,7 @@ _TOGETHER = 8  # buckets that are timed in one go, where both states of the cloc
 
 
 @dataclass
-class Entry:
+class Contest:
     """One entry and its candidates. `points` are the token counts that it answers, the bucket first.
 
     `processes` are the batches of each process that timed it, `failed` the candidates that did not run in one of them.
@@ -63,7 +63,7 @@ class Entry:
 
 
 def compare_op(session: Session, op: OpPlan, case: Case, known: Collection[str], gather: Gather) -> None:
-    """Compare every entry that an op has gained beyond `known`, and bake what is decided in its place.
+    """Compare every entry that an op has gained beyond `known`, and set what is decided in its place.
 
     `op` may have some of its buckets only; `gather` collects a value from the ranks that hold the op.
     """
@@ -96,38 +96,38 @@ class _Comparison:
         """Compare the new entries at these buckets in one go; where a rank cannot, bucket by bucket."""
         session, began = self.session, time.monotonic()
         session.ranks.steps.say(f"comparing {self.op.name} ({self.op.op}) at {', '.join(map(str, buckets))} tokens")
-        entries, error = self._entries(buckets, known)
-        offers = [list(one.offer().values()) for one in entries]
+        contests, error = self._contests(buckets, known)
+        offers = [list(one.offer().values()) for one in contests]
         said: list[tuple[str, float, list[Any]]] = self.gather((error, session.compare_budget.spent, offers))
         error = next((one for one, _, _ in said if one), "")
         if not error:
-            _agree(entries, [theirs for _, _, theirs in said])
+            _agree(contests, [theirs for _, _, theirs in said])
             if max(spent for _, spent, _ in said) > session.compare_budget.seconds:
-                session.compare_budget.short += len(entries)
-                for entry in entries:
-                    entry.short = "the time for comparing was used up"
+                session.compare_budget.short += len(contests)
+                for contest in contests:
+                    contest.short = "the time for comparing was used up"
             else:
-                error = self._time(entries, together=len(buckets) > 1)
+                error = self._time(contests, together=len(buckets) > 1)
         if error and len(buckets) > 1:  # there may have been no memory for all at once
-            del entries
+            del contests
             for bucket in buckets:
                 self.run([bucket], known)
             return
         if error:
             session.notes.append(f"{self.op.name} at {buckets[0]} tokens was not compared: {error}")
             return
-        for entry in entries:
-            self._bake(entry)
+        for contest in contests:
+            self._keep(contest)
         session.compare_budget.spent += max(self.gather(time.monotonic() - began))
 
-    def _entries(self, buckets: Sequence[int], known: Collection[str]) -> tuple[list[Entry], str]:
+    def _contests(self, buckets: Sequence[int], known: Collection[str]) -> tuple[list[Contest], str]:
         """The entries at these buckets that are new; or why this rank cannot find them, such as for want of memory."""
         session = self.session
         served = next(one for one in session.plan.ops if one.name == self.op.name)
         place = session.plan.ops.index(served)
         try:
             return [
-                Entry((place, bucket, number), points, self._candidates(bucket, points[0]))
+                Contest((place, bucket, number), points, self._candidates(bucket, points[0]))
                 for bucket in buckets
                 for number, points in enumerate(entries_at(session.tuner, session.plan, served, self.case, bucket))
                 if points[0].lookup.hit
@@ -161,90 +161,92 @@ class _Comparison:
         fastest = sorted(found, key=lambda one: one[:2])[: decide.CANDIDATES]
         return [DEFAULT, *(one for _, _, one in sorted(fastest, key=lambda one: one[1]))]
 
-    def _time(self, entries: list[Entry], *, together: bool) -> str:
+    def _time(self, contests: list[Contest], *, together: bool) -> str:
         """Time entries in this process, then in the second; why several could not be timed in one go."""
         device = self.session.device
         # Entries of one bucket that share a runner share its workspace: one at a time
-        for some in [entries] if together and entries else [[entry] for entry in entries]:
+        for some in [contests] if together and contests else [[contest] for contest in contests]:
             asked = [Asked(one.points, one.alive, one.key[1], self._tell(one)) for one in some]
             self._add(some, time_entries(device, asked, decide.ROUNDS))
-            error = next((entry.error for entry in some if entry.error), "")
+            error = next((contest.error for contest in some if contest.error), "")
             if error and together:
                 return error
-            self._time_again([entry for entry in some if not entry.error and len(entry.alive) > 1])
+            self._time_again([contest for contest in some if not contest.error and len(contest.alive) > 1])
         return ""
 
-    def _add(self, entries: Sequence[Entry], answers: Sequence[Answer]) -> None:
+    def _add(self, contests: Sequence[Contest], answers: Sequence[Answer]) -> None:
         """Add what one process of every rank has timed."""
         said = self.gather(list(answers))
-        for place, entry in enumerate(entries):
+        for place, contest in enumerate(contests):
             theirs = [rank[place] for rank in said]
             for one in theirs:
-                entry.failed |= one.failed
-            default = f"the default fails: {entry.failed[0]}" if 0 in entry.failed else ""
-            entry.error = next((one.error for one in theirs if one.error), default)
-            if not entry.error:
-                entry.processes.append(_mean_of([one.batches for one in theirs]))
+                contest.failed |= one.failed
+            default = f"the default fails: {contest.failed[0]}" if 0 in contest.failed else ""
+            contest.error = next((one.error for one in theirs if one.error), default)
+            if not contest.error:
+                contest.processes.append(_mean_of([one.batches for one in theirs]))
 
-    def _time_again(self, entries: Sequence[Entry]) -> None:
+    def _time_again(self, contests: Sequence[Contest]) -> None:
         """Time entries in every rank's second process; what it cannot time keeps the default."""
         session = self.session
-        if not entries or session.second.pool is None:
+        if not contests or session.second.pool is None:
             return
-        asked = [(entry.key, entry.offer()) for entry in entries]
+        asked = [(contest.key, contest.offer()) for contest in contests]
         answers, why = session.second.time(asked, decide.ROUNDS, session.ranks.steps.tick)
         said: list[tuple[int, str]] = self.gather((session.ranks.rank, why))
         lost = next((f"on rank {rank}: {why}" for rank, why in said if why), "")
         if lost:
             session.second.dismiss(lost)
             return
-        self._add(entries, answers)
-        for entry in entries:
-            if entry.error:
-                entry.error, entry.short = "", f"the second process could not time it: {entry.error}"
+        self._add(contests, answers)
+        for contest in contests:
+            if contest.error:
+                contest.error, contest.short = "", f"the second process could not time it: {contest.error}"
 
-    def _bake(self, entry: Entry) -> None:
-        """Bake what was decided: the default where an entry lacks the times of a process, FlashInfer's where of all."""
-        session, question = self.session, entry.points[0]
-        if session.second.wanted and len(entry.processes) < 2 and len(entry.alive) > 1:
-            entry.short = entry.short or "it was timed in one process only"
-        if entry.error:
-            session.measured.compared[question.lookup.key] = {"note": f"not compared: {entry.error}"}
+    def _keep(self, contest: Contest) -> None:
+        """Set the entry to what was decided: the default where the times of a process are lacking, FlashInfer's choice
+        where those of all are.
+        """
+        session, question = self.session, contest.points[0]
+        if session.second.wanted and len(contest.processes) < 2 and len(contest.alive) > 1:
+            contest.short = contest.short or "it was timed in one process only"
+        if contest.error:
+            session.measured.compared[question.lookup.key] = {"note": f"not compared: {contest.error}"}
             return
-        verdict = decide.KEEP_DEFAULT if entry.short or not entry.processes else decide.decide(entry.processes)
-        chosen = entry.candidates[verdict.chosen] if verdict.chosen else DEFAULT
-        key = flashinfer_api.bake(session.tuner, question, chosen.runner, chosen.tactic)
+        choice = decide.KEEP_DEFAULT if contest.short or not contest.processes else decide.decide(contest.processes)
+        chosen = contest.candidates[choice.chosen] if choice.chosen else DEFAULT
+        key = flashinfer_api.set_entry(session.tuner, question, chosen.runner, chosen.tactic)
         session.measured.compared[key] = {
-            "time_ms": _median(entry, verdict.chosen),
-            "default_ms": _median(entry, 0),
-            "ratio": round(verdict.ratio, 6),
-            "spread": round(verdict.spread, 6),
-            "decided_by": verdict.decided_by,
-            "note": f"the default: {entry.short}" if entry.short else "",
+            "time_ms": _median(contest, choice.chosen),
+            "default_ms": _median(contest, 0),
+            "ratio": round(choice.ratio, 6),
+            "spread": round(choice.spread, 6),
+            "decided_by": choice.decided_by,
+            "note": f"the default: {contest.short}" if contest.short else "",
         }
 
-    def _tell(self, entry: Entry) -> Tell:
+    def _tell(self, contest: Contest) -> Tell:
         """Note which candidate runs, in case it ends this process or never returns."""
-        first, steps = entry.points[0], self.session.ranks.steps
+        first, steps = contest.points[0], self.session.ranks.steps
         attempts = [
             Attempt(
                 first.custom_op,
                 type(first.runners[one.runner]).__name__,
                 flashinfer_api.tactic_json(one.tactic),
                 first.lookup.profile,
-                entry.key[1],
+                contest.key[1],
             )
-            for one in entry.candidates
+            for one in contest.candidates
         ]
         return lambda number: steps.attempt(None if number is None else attempts[number])
 
 
-def _agree(entries: Sequence[Entry], said: Sequence[Sequence[Any]]) -> None:
+def _agree(contests: Sequence[Contest], said: Sequence[Sequence[Any]]) -> None:
     """Keep the candidates that all ranks list, in the order of the first."""
-    for place, entry in enumerate(entries):
+    for place, contest in enumerate(contests):
         first, *others = (rank[place] for rank in said)
         wanted = [one for one in first if all(one in other for other in others)]
-        entry.candidates = [Candidate(runner, flashinfer_api.tactic_of(tactic)) for runner, tactic in wanted]
+        contest.candidates = [Candidate(runner, flashinfer_api.tactic_of(tactic)) for runner, tactic in wanted]
 
 
 def _mean_of(ranks: Sequence[Sequence[Batch]]) -> list[Batch]:
@@ -262,9 +264,9 @@ def _mean_of(ranks: Sequence[Sequence[Batch]]) -> list[Batch]:
     ]
 
 
-def _median(entry: Entry, candidate: int) -> float | None:
+def _median(contest: Contest, candidate: int) -> float | None:
     """Milliseconds at the bucket: the median over the rounds."""
     times = sorted(
-        one[candidate][0] for process in entry.processes for batch in process for one in batch if candidate in one
+        one[candidate][0] for process in contest.processes for batch in process for one in batch if candidate in one
     )
     return round(math.exp(times[len(times) // 2]), 6) if times else None

@@ -1,7 +1,7 @@
 """Which tactic to keep, given times measured side by side. Standard library only.
 
     best      the fastest candidate that is at no token count slower than the default by more than WORSE
-    chosen    the first candidate within MARGIN of the best: the default, then the tactics in the order they are offered
+    chosen    the first candidate within TIE of the best: the default, then the tactics in the order they are offered
     default   unless the chosen one is faster by SURE standard errors
 
 A batch is some rounds with all tensors in one place in one process. Kernels are faster in one place, and in one
@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-MARGIN = 0.007  # relative to the best: a tie
+TIE = 0.007  # relative to the best: a tie
 WORSE = 0.005  # a candidate this much slower than the default at one token count is never chosen
 SURE = 2.0  # standard errors by which a choice must beat the default
 STEADY = 0.001  # what batches scatter by at least: a few may agree by chance
@@ -34,7 +34,7 @@ Key = tuple[int, int, int]  # the op's index in the plan, the bucket, and which 
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Choice:
     """The chosen candidate; its time over the default's, and the half width of that ratio's confidence interval."""
 
     chosen: int
@@ -43,10 +43,10 @@ class Verdict:
     decided_by: str  # `default`, `faster` (the best), `tie` (the first of those near the best)
 
 
-KEEP_DEFAULT = Verdict(0, 1.0, 0.0, "default")
+KEEP_DEFAULT = Choice(0, 1.0, 0.0, "default")
 
 
-def decide(processes: Sequence[Sequence[Batch]]) -> Verdict:
+def decide(processes: Sequence[Sequence[Batch]]) -> Choice:
     """Decide from the batches of each process. Candidates that lack times in one of them are left out."""
     batches = [batch for process in processes for batch in process]
     alive = sorted(set.intersection(*(set(batch[0]) for batch in batches)))
@@ -54,14 +54,14 @@ def decide(processes: Sequence[Sequence[Batch]]) -> Verdict:
     score = {c: statistics.fmean(ratios[c]) for c in alive}
     able = [c for c in alive if c == 0 or _worst_point(processes, c) <= WORSE]
     best = min(able, key=lambda c: (score[c], c))
-    chosen = next(c for c in able if score[c] <= score[best] + MARGIN)
+    chosen = next(c for c in able if score[c] <= score[best] + TIE)
     if not chosen:
         return KEEP_DEFAULT
     scatter = statistics.stdev(ratios[chosen]) if len(batches) > 1 else 1.0
     error = SURE * max(scatter, STEADY) / math.sqrt(len(batches))
     if score[chosen] + error > 0:
         return KEEP_DEFAULT
-    return Verdict(chosen, math.exp(score[chosen]), error, "faster" if chosen == best else "tie")
+    return Choice(chosen, math.exp(score[chosen]), error, "faster" if chosen == best else "tie")
 
 
 def _mean_ratio(batch: Batch, candidate: int) -> float:

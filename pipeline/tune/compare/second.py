@@ -38,7 +38,7 @@ _START = 180.0  # seconds to import and to take the device, on a machine that co
 _BEAT = 1.0
 
 # An entry and its candidates by number: place of the runner, tactic as JSON
-Entry = tuple[Key, Mapping[int, tuple[int, Any]]]
+Offer = tuple[Key, Mapping[int, tuple[int, Any]]]
 Tick = Callable[[str], None]
 T = TypeVar("T")
 
@@ -64,13 +64,13 @@ def entries_at(tuner: ObservedTuner, plan: Plan, op: OpPlan, case: Case, bucket:
 
 @dataclass
 class Second:
-    """The second process, as its rank sees it. `patience` is the timeout of one answer, in seconds.
+    """The second process, as its rank sees it. `answer_seconds` is the timeout of one answer, in seconds.
 
     `wanted` says whether there should be one, `lost` why there is none any more.
     """
 
     wanted: bool = False
-    patience: float = 60.0
+    answer_seconds: float = 60.0
     pool: ProcessPoolExecutor | None = None
     lost: str = ""
     _pid: int = 0
@@ -89,11 +89,11 @@ class Second:
             if said:
                 self.dismiss(f"on rank {rank} it did not start: {said}")
 
-    def time(self, asked: Sequence[Entry], rounds: int, tick: Tick) -> tuple[list[Answer], str]:
+    def time(self, asked: Sequence[Offer], rounds: int, tick: Tick) -> tuple[list[Answer], str]:
         """The answer for each entry, or why there is none."""
         assert self.pool is not None
         try:
-            return _wait(self.pool.submit(time_here, asked, rounds), self.patience, tick), ""
+            return _wait(self.pool.submit(time_here, asked, rounds), self.answer_seconds, tick), ""
         except Exception as error:  # noqa: BLE001
             return [], _why(error)
 
@@ -130,10 +130,10 @@ def _why(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def started(wanted: bool, plan: Path, device: torch.device, patience: float) -> Iterator[Second]:
+def started(wanted: bool, plan: Path, device: torch.device, answer_seconds: float) -> Iterator[Second]:
     """Start the second process, if one is wanted, without waiting for it; end it on the way out."""
     os.environ.update(starter())
-    found = Second(wanted, patience)
+    found = Second(wanted, answer_seconds)
     try:
         if wanted:
             found.pool = run.process_of_functions(_set_up, str(plan), str(device))
@@ -170,7 +170,7 @@ def _set_up(place: str, device: str) -> None:
     _state = (read_plan(Path(place)), on, tuner)
 
 
-def time_here(asked: Sequence[Entry], rounds: int) -> list[Answer]:
+def time_here(asked: Sequence[Offer], rounds: int) -> list[Answer]:
     """Time entries of one op, and keep nothing: the rank may need the memory.
 
     Raises `RuntimeError` where nothing runs on the device any more.

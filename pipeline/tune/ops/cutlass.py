@@ -12,7 +12,7 @@ mxfp4: as vLLM 0.28 and 0.33 (fused_moe/oracle/mxfp4.py, experts/flashinfer_cutl
 helpers, which lay the scales otherwise in 0.7.2.post1 than in 0.6.16.post3; biases in bfloat16, whose shapes are in the
 key; alpha, beta and limit of the activation per expert. Profiling runs the kernels. FlashInfer 0.6.16.post3 offers
 tactics whatever the sizes are, 0.7.4 leaves out those whose tiles it knows not to fit: what does not fit is found when
-a choice is verified.
+a choice is checked.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Wrong:
     reason: str
 
 
-def verify(session: Session, op: OpPlan, case: Case, known: Collection[str], gather: Gather) -> None:
+def check_choices(session: Session, op: OpPlan, case: Case, known: Collection[str], gather: Gather) -> None:
     """Check the choice at each bucket of `op`, and replace what is wrong on any rank until nothing is.
 
     The ranks that `gather` reaches may each bring other buckets of one op. `known` are the entries from before: they
@@ -135,7 +135,7 @@ class _Check:
                 self._need_default(tokens, failure)
             survive(failure)
             return f"{type(failure).__name__}: {str(failure).strip()[:200]}"
-        tuner.tried(None)
+        tuner.idle()
         excess, said = excess_of(self.case, tokens, out)
         if said and said not in self.session.notes:
             self.session.notes.append(f"{self.op.name} at {tokens} tokens: {said}")
@@ -156,7 +156,7 @@ class _Check:
                     details=[f"{type(failure).__name__}: {failure}"],
                     hint="nothing was saved; free memory, plan with a smaller --max-tokens, or --skip-ops",
                 ) from failure
-        tuner.tried(None)
+        tuner.idle()
         tuner.watch.lookups[:] = looked
 
     def _block(self, one: Wrong) -> None:
