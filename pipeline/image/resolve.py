@@ -30,6 +30,9 @@ from .session import Session
 from .tuner import TuneProducer
 from .wheels import COMPILER, CPU, CUDA, ensure_wheelhouse
 
+# For a base that has all but the caches.
+_ADD_CACHES = b"ARG BASE_IMAGE\nFROM ${BASE_IMAGE} AS final\n"
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -127,7 +130,8 @@ def _for_server(ground: _Ground) -> Inputs:
     producer = make(request, ground.base, packages)
     if producer.device == "cuda" and not request.imported:
         _check_gpus(ground.gpus, producer.ranks, ground.facts.cuda, request)
-    return _inputs(ground, producer, _overlay(ground), f"{request.server}{packages.get(request.server, '')}")
+    recipe = Recipe(_ADD_CACHES, {}, _common(ground))  # nothing of ours runs in it: its caches are found by static ENV
+    return _inputs(ground, producer, recipe, f"{request.server}{packages.get(request.server, '')}")
 
 
 def _inputs(ground: _Ground, producer: Producer, recipe: Recipe, version: str) -> Inputs:
@@ -244,7 +248,7 @@ def _recipe(ground: _Ground, device: str) -> Recipe:
     """
     request, session, base, facts = ground.request, ground.session, ground.base, ground.facts
     if request.caches and own_labels(base.config):  # all but the caches is there already
-        return Recipe(b"ARG BASE_IMAGE\nFROM ${BASE_IMAGE} AS final\n", {}, _common(ground))
+        return Recipe(_ADD_CACHES, {}, _common(ground))
     if facts.complete:
         return _overlay(ground)
     if not request.install:
@@ -268,12 +272,12 @@ def _recipe(ground: _Ground, device: str) -> Recipe:
     compiler = bases.obtain_compiler(
         session, base, default=versions["COMPILER_IMAGE"], wanted=request.base_image, suite=versions["DEBIAN_SUITE"]
     )
-    wheels, tools = (ensure_wheelhouse(session, locks / name, facts) for name in (CUDA, COMPILER))
+    wheels, compiler_wheels = (ensure_wheelhouse(session, locks / name, facts) for name in (CUDA, COMPILER))
     return Recipe(
         (request.root / "docker" / "Dockerfile.cuda").read_bytes(),
-        {**contexts, "wheels": wheels.path, "compiler": tools.path},
+        {**contexts, "wheels": wheels.path, "compiler": compiler_wheels.path},
         {**common, "COMPILER_IMAGE": from_name(session, compiler)},
-        sha256_json([wheels.digest, tools.digest, compiler.image_id]),
+        sha256_json([wheels.digest, compiler_wheels.digest, compiler.image_id]),
     )
 
 

@@ -60,7 +60,8 @@ def warm_up(inputs: Inputs, image: str, request: Request, session: Session) -> W
 def _alone_on_devices(inputs: Inputs, request: Request, session: Session) -> Iterator[None]:
     """Be the only run that times these devices.
 
-    Nothing is timed for caches that were tuned elsewhere, nor by a server on CPUs: neither waits for another run.
+    Caches that were tuned elsewhere are not timed, and the times of a server on CPUs decide nothing: neither waits for
+    another run.
     """
     from pipeline.daemon import device_lock
 

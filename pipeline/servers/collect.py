@@ -65,7 +65,7 @@ def lay(packed: Path, root: Path, secrets: Sequence[str]) -> Places:
             if not member.isreg() or ".." in PurePosixPath(path).parts:
                 continue
             kind, place = kinds.place_of(path)
-            if kind == kinds.OTHER:
+            if kind == kinds.OTHER:  # only modules, which `pack` moved to FlashInfer's own folder
                 kind, place = kinds.MODULES, str(PurePosixPath(path).parent.parent)
             source = stream.extractfile(member)
             assert source is not None

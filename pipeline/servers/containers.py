@@ -115,7 +115,7 @@ def watch(
         def say(line: str) -> None:
             with suppress(ValueError):  # the log was closed: the container outlived its time
                 sink.write(line + "\n")
-            log.line(line)
+            log.note(line.strip())
             start = _START.match(line)
             log.progress(line.strip(), *((int(start[1]) - ("ready" not in line), most) if start else ()))
 
