@@ -12,6 +12,8 @@ import errno
 import importlib
 import io
 import os
+import re
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -171,8 +173,10 @@ def main(words: list[str] | None = None) -> int:
         log.fail(UsageError(f"this command needs the Python package {error.name}", hint=_PACKAGES))
         return int(Exit.USAGE)
     except OSError as error:
-        if error.errno not in _SURROUNDINGS:
+        if error.errno not in _SURROUNDINGS and not isinstance(error, shutil.Error):
             raise
+        if log.is_verbose():
+            traceback.print_exc()
         log.fail(_unusable(error))
         return int(Exit.USAGE)
     return code
@@ -180,18 +184,22 @@ def main(words: list[str] | None = None) -> int:
 
 _PACKAGES = "`make .venv/ready` installs all of them; `cache` and `explain` on files need Python alone"
 
-# What a disk, a mount or a permission may answer to any write.
+# What a disk, a mount, a permission or a folder that was removed may answer to any write.
 _SURROUNDINGS = {
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR,
-    errno.EIO, errno.ENAMETOOLONG, errno.ELOOP,
+    errno.EIO, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOENT, errno.EINVAL, errno.EBUSY, errno.ENOTEMPTY,
 }  # fmt: skip
 
 
 def _unusable(error: OSError) -> UsageError:
     from .home import cache_home
 
-    where = error.filename if isinstance(error.filename, str) else "standard output or a file"
     hint = "check the path, permissions and free space"
+    if isinstance(error, shutil.Error):  # of a tree: where from, where to and why, of each file that was not copied
+        failed = error.args[0][0] if isinstance(error.args[0], list) else error.args
+        return UsageError(re.sub(r"^\[Errno \d+\] ", "", str(failed[-1])), hint=hint)
+    nameless = "the current folder" if error.errno == errno.ENOENT else "standard output or a file"
+    where = error.filename if isinstance(error.filename, str) else nameless
     if f"{where}/".startswith(f"{cache_home()}/"):
         hint += "; XDG_CACHE_HOME moves the cache folder"
     return UsageError(f"{where}: {error.strerror}", hint=hint)

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from .contract.errors import PipelineError
+from .contract.text import shown
 
 QUIET, NORMAL, VERBOSE = -1, 0, 1
 _COLOURS = {"dim": "2", "red": "31", "green": "32", "yellow": "33", "bold": "1"}
@@ -69,6 +70,11 @@ def line(text: str) -> None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - for the process's whole life
 
 
+def _safe(text: str) -> str:
+    """A text, which may quote what somebody typed or wrote, on one line and without what a terminal would obey."""
+    return shown(text.expandtabs(), 8 * len(text))
+
+
 def _say(text: str) -> None:
     if _level > QUIET:
         line(text)
@@ -77,6 +83,7 @@ def _say(text: str) -> None:
 @contextmanager
 def step(title: str) -> Iterator[None]:
     """Announce a step, and on leaving it say how long it took or that it failed."""
+    title = _safe(title)
     began = time.monotonic()
     try:
         if _display is None or _level <= QUIET:
@@ -94,22 +101,23 @@ def step(title: str) -> Iterator[None]:
 def progress(text: str, done: int | None = None, of: int = 0) -> None:
     """Say what the running step is at, where it is shown live: `done` of `of` parts, or as many as said before."""
     if _display is not None:
-        _display.progress(text, done, of)
+        _display.progress(_safe(text), done, of)
 
 
 def note(text: str) -> None:
     """Say something worth knowing."""
-    _say(f"  {text}")
+    _say(f"  {_safe(text)}")
 
 
 def detail(text: str) -> None:
     """Say something that only `--verbose` shows."""
     if is_verbose():
-        line(f"  {_paint(text, 'dim')}")
+        line(f"  {_paint(_safe(text), 'dim')}")
 
 
 def warn(text: str) -> None:
     """Say something that may be wrong; in GitHub Actions also as an annotation."""
+    text = _safe(text)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         line(f"::warning::{text}")
     line(f"{_paint('warning:', 'yellow')} {text}")
@@ -117,17 +125,17 @@ def warn(text: str) -> None:
 
 def stop(message: str, hint: str = "") -> None:
     """Say why a command ends as it does, and what to type, where stdout has the particulars already."""
-    line(f"{_paint('error:', 'red')} {message}")
+    line(f"{_paint('error:', 'red')} {_safe(message)}")
     if hint:
-        line(f"hint: {hint}")
+        line(f"hint: {_safe(hint)}")
 
 
 def fail(error: PipelineError) -> None:
     """Show an expected failure: details, one clear line, a hint, the log's path."""
     for detail_line in error.details:
-        line(f"    {detail_line}")
+        line(f"    {_safe(detail_line)}")
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        line(f"::error::{error.message}")
+        line(f"::error::{_safe(error.message)}")
     stop(error.message, error.hint)
     if error.log:
-        line(f"log: {error.log}")
+        line(f"log: {_safe(error.log)}")

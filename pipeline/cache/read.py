@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +50,9 @@ class Entry(NamedTuple):
     def time_ms(self) -> float | None:
         """The winner's time in milliseconds, where the file has it."""
         value = (self.selection or {}).get("time_ms")
-        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or abs(value) > sys.float_info.max:
+            return None
+        return float(value)
 
     @property
     def dropped(self) -> bool:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.contract.errors import CacheRefused, UsageError
-from pipeline.contract.files import write_json
+from pipeline.contract.files import is_taken, whole_folder, write_json
 from pipeline.contract.text import shown
 
 from .difference import Side, difference
@@ -41,7 +40,7 @@ def merge_roots(roots: Sequence[tuple[str, Path]], out: Path) -> tuple[str, ...]
 
     Raises `MergeUnsound`, `MergeConflict` or `OutputExists`, and then `out` is as it was.
     """
-    if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
+    if is_taken(out):
         raise OutputExists(f"{shown(str(out))} exists and is not empty", hint="name a new directory")
     ensure_parent(out, roots)
     keys: dict[str, tuple[str, Stored]] = {}
@@ -63,13 +62,9 @@ def merge_roots(roots: Sequence[tuple[str, Path]], out: Path) -> tuple[str, ...]
         raise MergeConflict(
             f"not merged: {conflicts[0]}", details=conflicts if len(conflicts) > 1 else (), hint="keep one of the two"
         )
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
-        made = Path(scratch) / "root"
+    with whole_folder(out) as made:
         for key, (_, stored) in sorted(keys.items()):
             shutil.copytree(stored.path, made / key)
-        if out.exists():
-            out.rmdir()
-        made.rename(out)
     return tuple(sorted(keys))
 
 

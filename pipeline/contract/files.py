@@ -15,13 +15,23 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+_PARTIAL = ".tuned-image-pipeline-"  # begins the name of a folder in which `whole_folder` makes another
+
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o644) -> bool:
     """Write `data` to `path` unless it is there already; return whether anything changed.
 
     Compare first, then a temporary file in the same directory, fsync, `os.replace`: a reader sees the old file
-    or the new one, and an unchanged file keeps its time, which keeps build caches warm.
+    or the new one, and an unchanged file keeps its time, which keeps build caches warm. An `OSError` names `path`.
     """
+    try:
+        return _write_whole(path, data, mode)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def _write_whole(path: Path, data: bytes, mode: int) -> bool:
     with contextlib.suppress(FileNotFoundError):
         if path.read_bytes() == data:
             return False
@@ -86,7 +96,11 @@ def scratch(folder: Path, prefix: str, rescue: Callable[[Path], None] = lambda _
             with contextlib.suppress(OSError), _locked(left):  # locked by its maker, or not a folder of this kind
                 rescue(left)
                 shutil.rmtree(left, ignore_errors=True)
-        made = Path(tempfile.mkdtemp(dir=folder, prefix=prefix))
+        try:
+            made = Path(tempfile.mkdtemp(dir=folder, prefix=prefix))
+        except OSError as error:
+            error.filename = str(folder)
+            raise
         held = contextlib.ExitStack()
         with contextlib.suppress(OSError):
             held.enter_context(_locked(made))
@@ -95,6 +109,39 @@ def scratch(folder: Path, prefix: str, rescue: Callable[[Path], None] = lambda _
             yield made
         finally:
             shutil.rmtree(made, ignore_errors=True)
+
+
+def is_taken(out: Path) -> bool:
+    """Whether something lies at a path already that is no empty directory; what `whole_folder` left does not count."""
+    if not os.path.lexists(out):
+        return False
+    return not out.is_dir() or any(not one.name.startswith(_PARTIAL) for one in out.iterdir())
+
+
+@contextlib.contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill, whose content becomes that of `out`, which is not `is_taken`; on an error `out` is as it was.
+
+    A new directory is made beside and renamed. An empty one stays, since it may be a mount point or the current
+    folder: what is to lie in it is made inside it, and moved up at the end.
+    """
+    stays = out.is_dir()
+    with scratch(out if stays else out.parent, _PARTIAL) as work:
+        made = work / "made"
+        made.mkdir()
+        yield made
+        if not stays:
+            made.rename(out)
+            return
+        names = sorted(one.name for one in made.iterdir())
+        try:
+            for name in names:
+                (made / name).rename(out / name)
+        except BaseException:
+            for name in names:
+                if not os.path.lexists(made / name):
+                    (out / name).rename(made / name)
+            raise
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pipeline import __version__
 from pipeline.contract.errors import UsageError
+from pipeline.contract.files import is_taken, whole_folder
 
 PACKAGE = Path(__file__).resolve().parent.parent
 _OWN = Path(__file__).resolve().parent
@@ -38,21 +39,22 @@ def shipped() -> Path:
 
 
 def create(place: Path) -> list[Path]:
-    """Begin a project in a folder that is new or empty; return its files. Raises `UsageError`."""
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+    """Begin a project, whole or not at all, in a folder that is new or empty; return its files. Raises `UsageError`."""
+    if is_taken(place):
         raise UsageError(f"{place} is not an empty folder", hint="name a new one: pipeline init DIR")
     source = shipped()
     versions = json.loads((source / "versions.json").read_text(encoding="utf-8"))
     versions["locks"].pop(_DEVELOPMENT)
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{place}: {error.strerror}", hint="name a folder that you may make") from error
-    for name in _FOLDERS:
-        shutil.copytree(source / name, place / name, ignore=shutil.ignore_patterns(f"{_DEVELOPMENT}.*"))
-    (place / "versions.json").write_text(json.dumps(versions, indent=2) + "\n", encoding="utf-8")
-    for name, target in _FILES.items():
-        text = (_OWN / name).read_text(encoding="utf-8").replace("@VERSION@", __version__)
-        (place / target).parent.mkdir(parents=True, exist_ok=True)
-        (place / target).write_text(text, encoding="utf-8")
+    with whole_folder(place) as made:
+        for name in _FOLDERS:
+            shutil.copytree(source / name, made / name, ignore=shutil.ignore_patterns(f"{_DEVELOPMENT}.*"))
+        (made / "versions.json").write_text(json.dumps(versions, indent=2) + "\n", encoding="utf-8")
+        for name, target in _FILES.items():
+            text = (_OWN / name).read_text(encoding="utf-8").replace("@VERSION@", __version__)
+            (made / target).parent.mkdir(parents=True, exist_ok=True)
+            (made / target).write_text(text, encoding="utf-8")
     return sorted(file for file in place.rglob("*") if file.is_file())

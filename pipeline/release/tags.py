@@ -69,7 +69,9 @@ def fields_of(template: str) -> tuple[str, ...]:
     except ValueError as error:
         raise TemplateInvalid(f"{template!r} is not a template: {error}", hint=f"such as {DEFAULT}") from None
     for _, name, spec, conversion in parts:
-        if name is not None and (name not in FIELDS or spec or conversion):
+        if name in FIELDS and (spec or conversion):
+            raise TemplateInvalid(f"{template!r}: {{{name}}} takes no format", hint=f"write {{{name}}} alone")
+        if name is not None and name not in FIELDS:
             near = closest(name, FIELDS)
             raise TemplateInvalid(
                 f"{template!r}: there is no field {{{name}}}" + (f"; did you mean {{{near}}}?" if near else ""),

@@ -6,7 +6,6 @@ file may be executed. Caches of a server are code; `cache push --sign` and `cach
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from pipeline.cache.archive import PUSHED_LIMIT, safe_extract, tar_of
 from pipeline.cache.union import OutputExists, ensure_parent
 from pipeline.contract.digest import canonical_json, sha256_file
-from pipeline.contract.files import scratch
+from pipeline.contract.files import is_taken, whole_folder
 from pipeline.image.names import PREFIX
 from pipeline.image.producer import WARMUP_FILE
 from pipeline.registry.descriptors import EMPTY, LAYER_GZIP, MANIFEST, Descriptor, Manifest
@@ -60,16 +59,12 @@ def unpack(tar: Iterable[bytes], out: Path) -> tuple[str, ...]:
 
     Raises `ArchiveRefused`, `CacheRefused` or `OutputExists`.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if is_taken(out):
         raise OutputExists(f"{out} exists and is not empty", hint="name a new directory")
     ensure_parent(out)
-    with scratch(out.parent, f".{out.name}.") as work:
-        made = work / FOLDER
+    with whole_folder(out) as made:
         safe_extract(tar, made, strip=1, limit=PUSHED_LIMIT, members=_MEMBERS)
         read_folder(made)
-        with contextlib.suppress(FileNotFoundError):
-            out.rmdir()
-        made.rename(out)
     return (_name(out),)
 
 

@@ -158,11 +158,12 @@ class _Reader:
     def _line_of(self, instruction: DockerfileInstruction) -> Mapping[str, int]:
         """The line on which each word of an instruction begins."""
         found, number = {}, instruction.start_line
+        whole = "\n".join(self.lines[number - 1 : instruction.end_line])
         for word in instruction.args:
             start = word.partition("=")[0]
-            for line in range(number, instruction.end_line + 1):
+            for line in range(number, instruction.end_line + 1) if start and start in whole else ():
                 text = self.lines[line - 1]
-                if start and not text.lstrip().startswith("#") and re.search(rf"(?<!\w){re.escape(start)}(?!\w)", text):
+                if not text.lstrip().startswith("#") and re.search(rf"(?<!\w){re.escape(start)}(?!\w)", text):
                     number = line
                     break
             found[word] = number

@@ -8,10 +8,11 @@ templates/_name.j2                 a part that other templates include, rendered
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.contract.errors import UsageError
@@ -145,20 +146,33 @@ def sync(root: Path, versions: Versions) -> list[str]:
 
 
 def write(root: Path, files: Mapping[str, bytes]) -> list[str]:
-    """Write what differs, each file whole, none outside of the tree; return the changed paths."""
-    home = root.resolve()
+    """Write what differs, whole, none outside of the tree; return the changed paths. Nothing changes on an error."""
+    home = os.path.realpath(root)
     for path in files:
-        if not (root / path).resolve().is_relative_to(home):
+        if not Path(os.path.realpath(root / path)).is_relative_to(home):
             raise UsageError(f"{path} is a link out of the tree", hint="remove the link, then run the command again")
+    before: dict[Path, bytes | None] = {}
     changed = []
-    for path, data in files.items():
-        place = root / path
-        try:
+    try:
+        for path, data in files.items():
+            place = root / path
+            before[place] = read_bytes(place) if place.exists() else None
             mode = place.stat().st_mode & 0o777 if place.exists() else 0o644
             if write_whole(place, data, mode=mode):
                 changed.append(path)
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    except BaseException as error:
+        for place, old in before.items():
+            with suppress(OSError):
+                if old is None:
+                    place.unlink()
+                else:
+                    write_whole(place, old, mode=place.stat().st_mode & 0o777)
+        if not isinstance(error, OSError):
+            raise
+        what = f"{path} cannot be written: {error.strerror}"
+        raise UsageError(
+            what, hint="make it an ordinary file that you may write, then run the command again"
+        ) from error
     return changed
 
 

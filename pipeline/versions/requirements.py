@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 import posixpath
 import re
 from collections.abc import Iterator
@@ -87,9 +88,10 @@ def read(
     """
     result = into or Requirements()
     place = root / path
-    if place.resolve() in result.read:
+    real = Path(os.path.realpath(place))  # unlike `resolve`, no error for a link in a circle: reading says that
+    if real in result.read:
         return result
-    result.read.add(place.resolve())
+    result.read.add(real)
     try:
         found = read_text(decode(read_bytes(place)), path)
     except UnicodeError:
@@ -109,7 +111,7 @@ def read(
         elif target in chain:
             circle = " -> ".join([*chain[chain.index(target) :], target])
             result.problems.append(Finding(path, line, f"includes itself: {circle}", "pin"))
-        elif inside and not (root / target).resolve().is_relative_to(root.resolve()):
+        elif inside and not Path(os.path.realpath(root / target)).is_relative_to(os.path.realpath(root)):
             result.problems.append(Finding(path, line, f"includes {value}, which lies outside the tree", "pin"))
         elif not (root / target).exists():
             result.notes.append(Finding(path, line, f"includes {value}, which is not there", "pin"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -165,8 +166,42 @@ def test_nothing_is_overwritten(capsys, tmp_path):
             assert code == 2 and ("exists" in err or "is no directory" in err or "lies inside" in err), (out, err)
     assert (tmp_path / "file").read_text() == "mine" and check_root(tmp_path / "a")[1] == ()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "file", "full", "link"]
+
+
+@pytest.mark.parametrize("out", [".", "../empty"])
+def test_an_empty_directory_is_filled_and_stays_the_same_one(capsys, tmp_path, monkeypatch, out):
+    samples.write(tmp_path / "a")
     (tmp_path / "empty").mkdir()
-    assert run(capsys, "merge", tmp_path / "a", "-o", tmp_path / "empty")[0] == 0
+    (tmp_path / "empty" / ".tuned-image-pipeline-killed").mkdir()  # what a killed command left
+    before = (tmp_path / "empty").stat().st_ino
+    monkeypatch.chdir(tmp_path / "empty")
+    assert run(capsys, "export", tmp_path / "a", "-o", out)[0] == 0
+    assert (tmp_path / "empty").stat().st_ino == before  # a mount point cannot be replaced
+    assert check_root(tmp_path / "empty")[1] == ()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "empty"]
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(capsys, tmp_path, monkeypatch, empty):
+    samples.write(tmp_path / "a")
+    if empty:
+        (tmp_path / "out").mkdir()
+
+    def full(source, target, **_):
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    monkeypatch.setattr("shutil.copyfile", full)
+    code, _, err = run(capsys, "export", tmp_path / "a", "-o", tmp_path / "out")
+    assert code == 2 and err.startswith("error: No space left on device") and "\nhint: " in err
+    assert [p.relative_to(tmp_path).parts[0] for p in tmp_path.rglob("*") if "a" not in p.parts] == ["out"] * empty
+
+
+def test_a_current_folder_that_was_removed_is_one_line(capsys, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    code, _, err = run(capsys, "merge", A, A, "-o", "out.json")
+    assert code == 2 and "No such file or directory" in err and "\nhint: " in err
 
 
 def test_files_of_several_ranks_become_one(capsys, tmp_path):
@@ -186,6 +221,8 @@ def test_files_of_several_ranks_become_one(capsys, tmp_path):
 
 def test_what_a_command_does_not_take_is_named(capsys, tmp_path):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "strange" / "notes").touch()
     for words, code, said in (
         (("merge", A, tmp_path / "none.json", "-o", tmp_path / "out"), 2, "none.json is none"),
         (("merge", A, tmp_path / "empty", "-o", tmp_path / "out"), 2, "is a file, and"),
@@ -193,10 +230,17 @@ def test_what_a_command_does_not_take_is_named(capsys, tmp_path):
         (("ls", A), 2, "is not a directory"),
         (("inspect", A, "--key", "ab"), 2, "--key chooses among several"),
         (("inspect", tmp_path / "empty"), 7, "has no cache"),
+        (("diff", tmp_path / "strange", A), 7, "strange has no cache: "),
         (("export", tmp_path / "empty", "-o", tmp_path / "out"), 7, "empty: has no cache"),
     ):
         found, _, err = run(capsys, *words)
         assert found == code and said in err.splitlines()[0] and "\nhint: " in err, err
+
+
+def test_a_time_that_is_no_number_of_a_machine_is_not_known(capsys, tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"_metadata": {"gpu": "x"}, "k": ["R", 0, [1], {"time_ms": 10**400}]}))
+    assert run(capsys, "diff", file, file)[0] == 0
 
 
 # ls, inspect and rm
@@ -235,6 +279,16 @@ def test_the_store_is_listed(capsys, home):
     assert "UNSOUND" in run(capsys, "ls")[1]
     (home / "d").mkdir()  # a server's caches alone
     assert "warm-up d\n" in run(capsys, "ls")[1]
+
+
+@pytest.mark.parametrize("damage", ['{"caches": [{"kind": "x", "bytes": 1e999}]}', "[" * 200_000, "[]", None])
+def test_a_damaged_entry_is_listed_and_removed_like_others(capsys, home, damage):
+    facts = next(home.glob("a*")) / "warmup.json"
+    facts.unlink()
+    facts.write_text(damage) if damage else os.mkfifo(facts)
+    code, out, _ = run(capsys, "ls", "--json")
+    assert code == 0 and {row["inputs"][0]: row["kinds"] for row in json.loads(out)}["a"] == {}
+    assert run(capsys, "rm", "aaa")[0] == 0 and left(home) == ["b", "c"]
 
 
 def test_an_empty_store_says_how_to_fill_it(capsys, tmp_path, monkeypatch):

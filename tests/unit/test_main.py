@@ -305,3 +305,10 @@ def test_a_password_of_a_pin_is_not_printed(tmp_path, capsys):
 def test_a_report_takes_an_image(place, capsys):
     assert main(["report", place]) == 2
     assert "\nhint: " in capsys.readouterr().err
+
+
+def test_what_somebody_typed_reaches_the_terminal_on_one_line_without_its_commands(capsys, monkeypatch):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    assert main(["plan", "tiny", "--arch", "a\x1b[31m\n::warning::b"]) == 2
+    err = capsys.readouterr().err
+    assert "\x1b" not in err and len(err.splitlines()) == 3 and "a\\x1b[31m\\n::warning::b is no GPU" in err

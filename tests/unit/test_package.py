@@ -15,6 +15,8 @@ import pytest
 from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 
+from pipeline import project
+
 ROOT = Path(__file__).resolve().parents[2]
 UV = [sys.executable, "-m", "uv", "--quiet", "--offline"]
 
@@ -85,6 +87,18 @@ def test_a_project_decides_which_versions_its_folders_use(installed: Installed, 
     inside = installed.run("plan", "tiny", "--json", cwd=tmp_path / "images" / "docker")
     assert before.returncode == inside.returncode == 0, inside.stderr
     assert '"flashinfer_version": "0.6.16"' in inside.stdout and '"0.6.16"' not in before.stdout
+
+
+def test_a_project_is_begun_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    for place in (tmp_path / "new", tmp_path / "empty"):
+        with monkeypatch.context() as stopped:
+            stopped.setattr(project, "_FILES", {"Makefile": "Makefile", "gone": "gone"})
+            with pytest.raises(FileNotFoundError):
+                project.create(place)
+        assert [path.name for path in tmp_path.iterdir()] == ["empty"] or place.name == "empty"
+        assert not list((tmp_path / "empty").iterdir())
+        assert tmp_path / place.name / "Makefile" in project.create(place)
 
 
 def test_a_folder_with_files_is_left_alone(installed: Installed, tmp_path: Path) -> None:

@@ -182,8 +182,8 @@ def test_tags_are_what_the_documents_say() -> None:
     ("template", "said"),
     [
         ("{modell}", "did you mean {model}?"),
-        ("{model!r}", "there is no field"),
-        ("{tp:>4}", "there is no field"),
+        ("{model!r}", "{model} takes no format"),
+        ("{tp:>4}", "{tp} takes no format"),
         ("{}", "there is no field"),
         ("{model", "is not a template"),
         ("{model}/{tp}", "valid tag"),

@@ -77,6 +77,12 @@ def test_a_file_that_includes_itself(tmp_path: Path) -> None:
     assert texts(found.problems) == ["b.txt:1: includes itself: a.txt -> b.txt -> a.txt"]
 
 
+def test_a_link_in_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").symlink_to("a.txt")
+    (problem,) = texts(read(tmp_path, "a.txt").problems)
+    assert problem.startswith("a.txt: cannot be read: ")
+
+
 def test_what_cannot_be_followed(tmp_path: Path) -> None:
     files = {"a.txt": "-r gone.txt\n-r ../outside.txt\n-r https://example.invalid/x.txt\nx==1\n"}
     found = read(plant(tmp_path, files), "a.txt")

@@ -165,6 +165,18 @@ def test_sync_writes_nothing_through_a_link_out_of_the_tree(tmp_path: Path) -> N
     assert outside.read_text() == "untouched"
 
 
+@pytest.mark.parametrize("what", ["a directory", "a link in a circle"])
+def test_sync_writes_all_files_or_none(tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root = plant(tmp_path, {**TEMPLATED, "docker/Dockerfile": "FROM before\n"})
+    (root / "requirements" / "all.in").mkdir(parents=True)
+    if what != "a directory":
+        (root / "requirements" / "all.in").rmdir()
+        (root / "requirements" / "all.in").symlink_to("all.in")
+    assert main(["versions", "sync", "--root", str(root)]) == 2
+    assert capsys.readouterr().err.startswith("error: requirements/all.in cannot be written: ")
+    assert (root / "docker/Dockerfile").read_text() == "FROM before\n"
+
+
 @pytest.mark.parametrize(
     ("template", "expected"),
     [

@@ -15,13 +15,13 @@ from pipeline.cache.difference import Difference, Side, difference
 from pipeline.cache.entrykey import op_and_runner
 from pipeline.cache.integrity import check
 from pipeline.cache.read import CacheFile, inspect_cache, read_cache
-from pipeline.cache.tree import manifest_beside, walk
+from pipeline.cache.tree import manifest_beside, misplaced, walk
 from pipeline.cache.union import merge_files, merge_roots, write_file
 from pipeline.commands.cache.store import rows_of, rows_of_store, stored, strays
 from pipeline.commands.locations import METAVAR, NoCacheInImage, locate, opened
 from pipeline.contract.commandline import path
 from pipeline.contract.errors import Exit, UsageError
-from pipeline.contract.text import shown
+from pipeline.contract.text import pluralize, shown
 
 
 def configure_ls(parser: argparse.ArgumentParser) -> None:
@@ -55,13 +55,18 @@ def execute_ls(arguments: argparse.Namespace) -> int:
 def _block(row: dict[str, Any]) -> Iterator[str]:
     model, device, ended = (shown(row[name]) for name in ("model", "device", "ended"))
     yield row["key"] or f"warm-up {row['inputs']}"
-    about = f"{model or '?'} on {device or '?'}, {row['ranks']} ranks, {row['entries']} entries, " if row["key"] else ""
+    about = f"{model or '?'} on {device or '?'}, {pluralize(row['ranks'], 'rank')}, {_entries(row['entries'])}, "
+    about = about if row["key"] else ""
     yield f"  {about}{row['bytes']} bytes, {ended or 'no date'}"
     if row.get("inputs"):
         kinds = ", ".join(f"{shown(kind, 40)} {size} bytes" for kind, size in row.get("kinds", {}).items())
         yield f"  entry {row['inputs']}" + (f": {kinds}" if kinds else "")
     yield f"  {shown(row['path'], 4096)}"
     yield from (f"  UNSOUND: {finding}" for finding in row["findings"])
+
+
+def _entries(number: int) -> str:
+    return "1 entry" if number == 1 else f"{number} entries"
 
 
 def configure_inspect(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +100,7 @@ def _described(place: Path, key: str = "") -> list[dict[str, Any]]:
     if key and not keys:
         raise UsageError(f"no key there begins with {key!r}", hint="`pipeline cache ls` lists keys")
     if not keys:
-        raise NoCacheInImage(f"{shown(str(place))} has no cache", hint="a cache root has <version>/<arch>/<hash>/")
+        raise _no_cache(str(place), place)
     return [
         {
             "key": str(one.key),
@@ -105,6 +110,13 @@ def _described(place: Path, key: str = "") -> list[dict[str, Any]]:
         }
         for one in keys
     ]
+
+
+def _no_cache(name: str, root: Path) -> NoCacheInImage:
+    """What to raise for a root without keys: also what lies there instead, or may not be read."""
+    strange = misplaced(root)[:1]
+    why, hint = (f": {strange[0]}", strange[0].hint) if strange else ("", "a cache root has <version>/<arch>/<hash>/")
+    return NoCacheInImage(f"{shown(name)} has no cache{why}", hint=hint)
 
 
 def _contents(file: CacheFile | None) -> dict[str, Any]:
@@ -182,7 +194,7 @@ def _sides(target: str) -> Iterator[dict[str, Side]]:
     with opened(target) as root:
         tree = walk(root)
         if not tree.keys:
-            raise NoCacheInImage(f"{target} has no cache", hint="a cache root has <version>/<arch>/<hash>/")
+            raise _no_cache(target, root)
         yield {
             str(one.key): Side.of(f"{target} {one.key}", read_cache(one.cache_path, where=str(one.key)), one.manifest)
             for one in tree.keys
@@ -207,7 +219,7 @@ def execute_merge(arguments: argparse.Namespace) -> int:
     if files:
         value = merge_files([(name, read_cache(Path(name), where=name)) for name in arguments.inputs])
         write_file(value, out)
-        log.note(f"{out}: {sum(1 for key in value if not key.startswith('_'))} entries")
+        log.note(f"{out}: {_entries(sum(1 for key in value if not key.startswith('_')))}")
         return int(Exit.OK)
     return _copied(arguments.inputs, out)
 
@@ -224,8 +236,6 @@ def execute_export(arguments: argparse.Namespace) -> int:
 
 
 def _copied(sources: Sequence[str], out: Path) -> int:
-    from pipeline.contract.text import pluralize
-
     with contextlib.ExitStack() as stack:
         keys = merge_roots([(name, stack.enter_context(opened(name))) for name in sources], out)
     log.note(f"{out}: {pluralize(len(keys), 'key')}; `pipeline build MODEL --cache {out}` bakes them")

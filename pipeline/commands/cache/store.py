@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import time
@@ -17,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.contract.digest import sha256_file
-from pipeline.contract.errors import DockerError, Exit, UsageError
+from pipeline.contract.errors import DockerError, Exit, PipelineError, UsageError
 from pipeline.contract.files import scratch
 from pipeline.contract.places import CACHE_ROOT, MANIFEST_FILE
 from pipeline.contract.record import Host
+from pipeline.contract.strictjson import FileMissing, parse_object, read_bytes
 
 _DAY = 86_400
 _YOUNG = 3600  # seconds: the image of what was kept just now may be in the making
@@ -73,11 +73,11 @@ def _entries(folder: Path) -> Iterator[StoreEntry]:
 def _kinds(about: Path) -> dict[str, int]:
     """Bytes by kind, from warmup.json; empty where it does not say."""
     try:
-        caches = json.loads(about.read_text(encoding="utf-8")).get("caches", ())
+        caches = parse_object(read_bytes(about), str(about))[0].get("caches", ())
         kinds: dict[str, int] = {}
         for one in caches:
             kinds[str(one["kind"])] = kinds.get(str(one["kind"]), 0) + int(one["bytes"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (PipelineError, ValueError, LookupError, TypeError):
         return {}
     return kinds
 
@@ -96,7 +96,6 @@ def rows_of(root: Path, entry: StoreEntry | None = None) -> list[dict[str, Any]]
     """One row for each key below a root, with what its check found; a root that is none gives no rows."""
     from pipeline.cache.integrity import check
     from pipeline.cache.tree import walk
-    from pipeline.contract.strictjson import FileMissing
 
     try:
         tree = walk(root)
