@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.contract.commandline import path
+from pipeline.contract.commandline import path, some
 from pipeline.contract.errors import Exit, UsageError
 from pipeline.contract.text import pluralize, without_login
 
@@ -46,7 +46,11 @@ def configure_check(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `pipeline versions check`."""
     _add_root(parser)
     parser.add_argument(
-        "--versions", default="versions.json", metavar="FILE", help="its versions file (default: versions.json)"
+        "--versions",
+        type=some,
+        default="versions.json",
+        metavar="FILE",
+        help="its versions file (default: versions.json)",
     )
     parser.add_argument(
         "--format", choices=("text", "json", "github"), default="text", help="how findings are printed (default: text)"

@@ -110,7 +110,7 @@ def check_key(key: str) -> None:
         raise UsageError(f"{shown(key)} cannot be read: {error.strerror}") from error
     if not begun.startswith(b"-----BEGIN "):
         raise UsageError(
-            f"{shown(key)} is not a key file" if begun else f"there is no key file {shown(key)}",
+            f"{shown(key)} is not a key file" if Path(key).exists() else f"there is no key file {shown(key)}",
             hint="`cosign generate-key-pair` makes cosign.key and cosign.pub",
         )
 

@@ -22,6 +22,7 @@ from .findings import Finding
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _OPTION = re.compile(r"(-[a-z]|--[a-z-]+)[\s=]*(.*)")
 LARGEST = 4 << 20  # bytes of a file that is read
+_DEEPEST = 50  # files that include each other in a row
 _ARCHIVE = re.compile(r"\.(whl|zip|tar\.gz|tar\.bz2|tar\.xz|tgz)$")
 _EGG = re.compile(r"[#&]egg=([A-Za-z0-9][-A-Za-z0-9._]*)")
 _BOMS = (
@@ -111,6 +112,8 @@ def read(
         elif target in chain:
             circle = " -> ".join([*chain[chain.index(target) :], target])
             result.problems.append(Finding(path, line, f"includes itself: {circle}", "pin"))
+        elif len(chain) > _DEEPEST:
+            result.problems.append(Finding(path, line, f"includes {value}, more than {_DEEPEST} files deep", "pin"))
         elif inside and not Path(os.path.realpath(root / target)).is_relative_to(os.path.realpath(root)):
             result.problems.append(Finding(path, line, f"includes {value}, which lies outside the tree", "pin"))
         elif not (root / target).exists():

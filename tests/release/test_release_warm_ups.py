@@ -58,11 +58,13 @@ def test_there_and_back_signed(plain, pipeline, keys, other_keys, tmp_path):
     by_digest = done.stdout.strip()
     assert pipeline("cache", "push", made, name, "--sign", private).stdout.strip() == by_digest
     (tmp_path / "empty").mkdir()
+    place = (tmp_path / "empty").stat().st_ino
     for number, (source, out) in enumerate(((name, "new/back"), (by_digest, "empty"))):
         done = pipeline("cache", "pull", source, "-o", tmp_path / out, "--key", public)
         assert (done.returncode, done.stdout.strip()) == (0, by_digest), (number, done.stderr)
         assert files(tmp_path / out) == files(made)
         assert pipeline("cache", "push", tmp_path / out, name).stdout.strip() == by_digest, "the same bytes"
+    assert (tmp_path / "empty").stat().st_ino == place, "a mount point cannot be replaced"
     assert pipeline("cache", "pull", name, "-o", tmp_path / "not", "--key", other_keys[1]).returncode == Exit.PUBLISH
     assert pipeline("cache", "pull", name, "-o", tmp_path / "empty").returncode == Exit.USAGE
     done = pipeline("cache", "ls", name)

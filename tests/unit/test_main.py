@@ -249,6 +249,7 @@ def test_quiet_leaves_errors_and_verbose_says_where_they_arose(tmp_path: Path) -
         ["cache", "merge", "one.json", "-o", ""],
         ["cache", "export", "tuned/tiny:1", "-o", ""],
         ["versions", "sync", "--root", ""],
+        ["versions", "check", "--versions", ""],
         ["versions", "bump", "--root", "", "TORCH_VERSION=1"],
         ["build", "tiny", "--previous", ""],
         ["pipeline.tune", "plan.json", ""],

@@ -10,7 +10,7 @@ from pathlib import Path
 import cache_samples
 import pytest
 
-from pipeline.contract.files import scratch
+from pipeline.contract.files import scratch, whole_folder
 from pipeline.contract.places import CACHE_FILE, MANIFEST_FILE
 from pipeline.contract.record import Key
 from pipeline.tune.publish import publish
@@ -80,3 +80,20 @@ def test_a_result_takes_away_what_a_killed_tune_left_and_puts_its_earlier_key_ba
         assert sorted(path.name for path in parent.iterdir()) == sorted([other.name, key.hash])
         assert sorted(path.name for path in place.iterdir()) == sorted([CACHE_FILE, MANIFEST_FILE])
         assert (other / "of old").exists()
+
+
+def test_an_empty_folder_that_cannot_be_filled_to_the_end_is_left_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def stopped(source: Path, target: Path) -> Path:
+        if target == tmp_path / "b":
+            raise KeyboardInterrupt
+        return rename(source, target)
+
+    with pytest.raises(KeyboardInterrupt), whole_folder(tmp_path) as made:
+        for name in "abc":
+            (made / name).mkdir()
+        monkeypatch.setattr(Path, "rename", stopped)
+    assert not list(tmp_path.iterdir())

@@ -77,6 +77,13 @@ def test_a_file_that_includes_itself(tmp_path: Path) -> None:
     assert texts(found.problems) == ["b.txt:1: includes itself: a.txt -> b.txt -> a.txt"]
 
 
+def test_includes_have_a_depth(tmp_path: Path) -> None:
+    files = {f"{number}.txt": f"-r {number + 1}.txt\n" for number in range(1500)}
+    assert texts(read(plant(tmp_path, files), "0.txt").problems) == [
+        "50.txt:1: includes 51.txt, more than 50 files deep"
+    ]
+
+
 def test_a_link_in_a_circle(tmp_path: Path) -> None:
     (tmp_path / "a.txt").symlink_to("a.txt")
     (problem,) = texts(read(tmp_path, "a.txt").problems)
