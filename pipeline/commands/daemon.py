@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from pipeline.contract.errors import Exit
+from pipeline.contract.text import without_login
 
 if TYPE_CHECKING:
     from pipeline.daemon import Status
@@ -77,7 +78,7 @@ def _lines(found: Status) -> list[str]:
     else:
         devices = ", ".join(engine.cdi_devices) or ("none known" if engine.cdi else "CDI is off")
         lines = [
-            f"engine   {engine.host} ({engine.source})",
+            f"engine   {without_login(engine.host)} ({engine.source})",
             f"version  {engine.version}, API {engine.api_version}, {engine.os}/{engine.arch}",
             f"store    {engine.store} ({engine.storage_driver})" + (", rootless" if engine.rootless else ""),
             f"devices  {devices}; default runtime {engine.default_runtime}",

@@ -131,7 +131,9 @@ def image_in_engine(name: str) -> Iterator[tuple[DockerClient, Image]]:
     try:
         check_reference(name)  # before an engine is looked for: the answer must not depend on whether one runs
     except UsageError as error:
-        raise TargetUnknown(f"{name!r}: no such path, nor a valid image reference", hint=error.hint) from error
+        raise TargetUnknown(
+            f"{without_login(name)!r}: no such path, nor a valid image reference", hint=error.hint
+        ) from error
     engine = find()
     if engine is None:
         raise DockerError(

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import ClassVar
 
+from .text import without_login
+
 
 class Exit(IntEnum):
     """One code per kind of outcome, so that a CI job can branch on it."""
@@ -45,16 +47,16 @@ class PipelineError(Exception):
     """An expected failure: one clear line, a hint, an exit code, no traceback.
 
     `details` are further lines (the last output of a process, each of several findings); `log` is the path of
-    the full log where one exists.
+    the full log where one exists. A login in an address is left out of all of them.
     """
 
     exit_code: ClassVar[Exit] = Exit.INTERNAL
 
     def __init__(self, message: str, *, hint: str = "", details: Sequence[str] = (), log: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-        self.details = tuple(details)
+        self.message = without_login(message)
+        super().__init__(self.message)
+        self.hint = without_login(hint)
+        self.details = tuple(map(without_login, details))
         self.log = log
 
 

@@ -19,8 +19,18 @@ def shown(text: object, limit: int = _SHOWN) -> str:
 
 
 def without_login(address: str) -> str:
-    """An address without `user:password@`, which must reach no log."""
-    return re.sub(r"(?<=://)[^/@\s]*@", "", address)
+    """Text without the `user:password@` of its addresses, which must reach no log; of a bare one only at its start.
+
+    A user alone of `ssh://` stays: it is no secret, and the address is of no use without it.
+    """
+    return _LOGIN.sub("", address)
+
+
+_LOGIN = re.compile(
+    r"(?<=://)(?<!ssh://)[^/\s]*@(?!sha256:)"
+    r"|(?<=://)[^/@\s:\[]+:(?!\s|\d+(?:\W|$))(?:(?!://)[^@\n]){1,200}@(?:[^/@\s]*@)*(?!sha256:)"  # with `/` or a blank
+    r"|^[^/@\s:]+:[^/@\s]+@(?!sha256:)"
+)
 
 
 def pluralize(number: int, what: str) -> str:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pipeline.contract.errors import DockerError, PipelineError
+from pipeline.home import home
 from pipeline.run import run
 
 from . import private
@@ -89,7 +90,7 @@ class Engine:
 def config_folder(env: Mapping[str, str] | None = None) -> Path:
     """The docker CLI's folder: `$DOCKER_CONFIG` or `~/.docker`."""
     env = os.environ if env is None else env
-    return Path(env.get("DOCKER_CONFIG") or Path(env.get("HOME") or Path.home()) / ".docker")
+    return Path(env.get("DOCKER_CONFIG") or Path(env.get("HOME") or home()) / ".docker")
 
 
 def connect(engine: Engine, *, timeout: int = _TIMEOUT) -> DockerClient:
@@ -194,8 +195,16 @@ def _client(host: str, tls: str, version: str, timeout: int) -> DockerClient:
         pair = (f"{tls}/cert.pem", f"{tls}/key.pem")
         own = pair if all(Path(file).is_file() for file in pair) else None
         config = TLSConfig(client_cert=own, ca_cert=f"{tls}/ca.pem", verify=True)
+    docker_config = config_folder() / "config.json"
+    if docker_config.is_fifo():  # the SDK would wait for ever
+        raise DockerError(f"{docker_config} is a pipe, not a file", hint="repair it, or `docker login` again")
     # The ssh program, not paramiko's own client: it knows the user's keys, agent and jump hosts.
-    client = DockerClient(base_url=host, version=version, tls=config, timeout=timeout, use_ssh_client=True)
+    try:
+        client = DockerClient(base_url=host, version=version, tls=config, timeout=timeout, use_ssh_client=True)
+    except (AttributeError, TypeError, RecursionError) as error:  # the SDK takes the file's shape for granted
+        raise DockerError(
+            f"{docker_config} does not have the shape of Docker's", hint="repair it, or `docker login` again"
+        ) from error
     if tls:
         # Else REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE would win over the engine's own certificates.
         client.api.trust_env = False

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipeline import log
 from pipeline.contract.errors import DockerError
+from pipeline.contract.text import without_login
 from pipeline.run import ProcessFailed, ProgramMissing, run
 
 from . import debian, private
@@ -53,7 +54,7 @@ def ensure(store: str | None = None) -> Engine:
     engine = find() or _start(store)
     version = _buildx(engine)
     log.note(
-        f"Docker Engine {engine.version} at {engine.host} ({engine.source}), {engine.store} store, "
+        f"Docker Engine {engine.version} at {without_login(engine.host)} ({engine.source}), {engine.store} store, "
         f"buildx {'.'.join(map(str, version))}"
     )
     if engine.rootless:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from pipeline.contract.errors import UsageError
 from pipeline.contract.text import closest
@@ -153,19 +154,35 @@ def _near(model: str) -> str:
 
 
 def _answers(endpoint: str) -> bool:
-    """Whether the hub can be reached at all: the client itself would try for half a minute before it gave up.
+    """Whether the hub, or the proxy towards it, can be reached at all: the client would try for half a minute.
 
-    Raises `ValueError` where `endpoint` is no address.
+    Raises `ValueError` where `endpoint` is no address, `HubRefused` where the proxy's is none.
     """
     parts = urlsplit(endpoint)
     port = parts.port or (80 if parts.scheme == "http" else 443)
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HTTP_PROXY")):
-        return True  # only the client knows the way
+    host, proxies = parts.hostname or "", getproxies()
+    named = [name for name in (parts.scheme, "all") if proxies.get(name)]
+    if named:
+        if proxy_bypass(host):
+            return True  # only the client knows the way
+        try:
+            way = urlsplit(proxies[named[0]] if "://" in proxies[named[0]] else f"http://{proxies[named[0]]}")
+            host, port = way.hostname or "", way.port or {"http": 80, "https": 443}.get(way.scheme, 1080)
+        except ValueError:
+            raise HubRefused(
+                f"{named[0].upper()}_PROXY is not a proxy's address", hint="http://HOST:PORT is expected"
+            ) from None
     try:
-        with socket.create_connection((parts.hostname or "", port), timeout=PROBE_SECONDS):
+        with socket.create_connection((host, port), timeout=PROBE_SECONDS):
             return True
     except OSError:
         return False
+
+
+def _by_proxy() -> str:
+    """The variables that name a proxy, for a message about the hub; their values may have a password."""
+    names = [name for name in sorted(os.environ) if name.lower() in {"https_proxy", "http_proxy", "all_proxy"}]
+    return f" (through the proxy of {', '.join(names)})" if names else ""
 
 
 def fetch_config(model: str, instead: str) -> Path:
@@ -181,9 +198,9 @@ def fetch_config(model: str, instead: str) -> Path:
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         offline = constants.HF_HUB_OFFLINE or not _answers(constants.ENDPOINT)
     except ValueError as error:
-        named = {name: os.environ[name] for name in sorted(os.environ) if name.startswith("HF_")}
-        values = ", ".join(f"{name}={value!r}" for name, value in named.items() if "TOKEN" not in name)
-        what = values or "its settings"
+        names = [name for name in sorted(os.environ) if name.startswith("HF_")]
+        quoted = [name for name in names if repr(os.environ[name]) in str(error)]  # others' values may be secrets
+        what = ", ".join(quoted or names) or "its settings"
         raise HubRefused(f"the hub's client does not accept {what}: {error}", hint=instead) from None
     repository, _, revision = model.partition("@")
     try:
@@ -199,9 +216,9 @@ def fetch_config(model: str, instead: str) -> Path:
     except errors.RevisionNotFoundError:
         problem = f"{repository} has no revision {revision!r} on the hub"
     except errors.LocalEntryNotFoundError:
-        problem = f"{model} is not in the local cache and the hub cannot be reached"
+        problem = f"{model} is not in the local cache and the hub cannot be reached{_by_proxy()}"
     except errors.EntryNotFoundError:
         problem = f"{repository} has no config.json on the hub"
-    except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as error:
-        problem = f"{model}: {(str(error).splitlines() or [type(error).__name__])[0]}"
+    except Exception as error:  # noqa: BLE001 - the client's libraries have many kinds, for settings and paths too
+        problem = f"{model}: {(str(error).splitlines() or [type(error).__name__])[0]}{_by_proxy()}"
     raise HubRefused(problem, hint=instead)

@@ -31,7 +31,9 @@ from typing import Any
 
 from pipeline.contract.errors import UsageError
 from pipeline.contract.files import write_json
+from pipeline.contract.strictjson import FileMissing, Unreadable, read_bytes
 from pipeline.contract.text import shown
+from pipeline.home import home
 from pipeline.run import ProcessFailed, ProgramMissing, run
 
 from .reference import DOCKER_HUB, api_host, is_loopback
@@ -65,9 +67,9 @@ class Credentials:
         found: list[tuple[str, Mapping[str, Any]]] = []
         if env.get("DOCKER_AUTH_CONFIG"):
             found.append(("DOCKER_AUTH_CONFIG", _object(env["DOCKER_AUTH_CONFIG"], "DOCKER_AUTH_CONFIG")))
-        home = env.get("DOCKER_CONFIG") or str(Path(env.get("HOME") or "~").expanduser() / ".docker")
+        folder = Path(env.get("DOCKER_CONFIG") or Path(env.get("HOME") or home()) / ".docker")
         files = [Path(env["REGISTRY_AUTH_FILE"])] if env.get("REGISTRY_AUTH_FILE") else []
-        for path in [*files, Path(home) / "config.json"]:
+        for path in [*files, folder / "config.json"]:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 found.append((str(path), _object(_text(path), str(path))))
         return Credentials(tuple(found))
@@ -103,8 +105,10 @@ def docker_config(registry: str, login: Login | None) -> Iterator[Path]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (PermissionError, UnicodeDecodeError, IsADirectoryError) as error:
+        return read_bytes(path, pipe=True).decode()
+    except (FileMissing, Unreadable, UnicodeDecodeError) as error:
+        if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
+            raise error.__cause__ from None
         raise UsageError(f"{path} cannot be read", hint="repair it, or `docker login` again") from error
 
 
@@ -243,5 +247,5 @@ def trust(registry: str) -> ssl.SSLContext:
 
 def _certs_folders(registry: str) -> tuple[Path, ...]:
     """The certs.d folders that exist for a registry, as dockerd and podman read them; a rootless Docker's too."""
-    own = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "docker" / "certs.d"
+    own = Path(os.environ.get("XDG_CONFIG_HOME") or home() / ".config") / "docker" / "certs.d"
     return tuple(place / registry for place in (*_CERTS, own) if (place / registry).is_dir())

@@ -11,6 +11,7 @@ import base64
 import contextlib
 import io
 import json
+import os
 import re
 import socket
 import ssl
@@ -24,7 +25,7 @@ from urllib.parse import urlencode, urljoin, urlsplit
 
 import requests.utils
 import urllib3
-from urllib3.exceptions import HTTPError, InvalidHeader, NewConnectionError, SSLError, TimeoutError
+from urllib3.exceptions import HTTPError, InvalidHeader, NewConnectionError, ProxyError, SSLError, TimeoutError
 
 from pipeline.contract.text import shown
 
@@ -198,20 +199,12 @@ class Transport:
 
     def _pool(self, address: str) -> urllib3.PoolManager:
         """The connections for an address; through the environment's proxies, but never towards the loopback."""
-        proxy, ours = "", self._is_ours(address)
-        if not is_loopback(urlsplit(address).netloc):
-            known = requests.utils.get_environ_proxies(address)
-            proxy = requests.utils.select_proxy(address, known) or ""
+        proxy, ours = _proxy(address), self._is_ours(address)
         if (proxy, ours) not in self._pools:
             context = self._trust[ours]
             made = urllib3.PoolManager(maxsize=_CONNECTIONS, ssl_context=context)
             if proxy:
-                whole = proxy if "://" in proxy else f"http://{proxy}"
-                user, password = requests.utils.get_auth_from_url(whole)
-                login = urllib3.make_headers(proxy_basic_auth=f"{user}:{password}") if user else None
-                made = urllib3.ProxyManager(
-                    whole, maxsize=_CONNECTIONS, ssl_context=context, proxy_headers=login, proxy_ssl_context=trust("")
-                )
+                made = _through(proxy, context)
             self._pools.setdefault((proxy, ours), made)
         return self._pools[proxy, ours]
 
@@ -322,9 +315,48 @@ class Transport:
                 f"{what}: no connection to {host}, or it was dropped: {_reason(inner)}",
                 hint="does the registry run, and is the name right? Then run it again",
             )
+            if isinstance(error, ProxyError):
+                proxy = _proxy(self._base)
+                where = f"the proxy {_place(_whole(proxy))} ({_variable(proxy)})"
+                failed = RegistryError(
+                    f"{what}: {where} gives no connection to {host}: {_reason(inner)}",
+                    hint="does the proxy run, and is its name right? NO_PROXY names hosts that need none",
+                )
             # A registry that has answered already restarts; of one that never did the name or the port is wrong.
             wrong = isinstance(inner, ConnectionRefusedError) or getattr(inner, "errno", 0) == socket.EAI_NONAME
             raise (failed if wrong and not self._reached else TransientError(failed)) from error
+
+
+def _proxy(address: str) -> str:
+    """The proxy that the environment names for an address; empty for none, and for the loopback."""
+    if is_loopback(urlsplit(address).netloc):
+        return ""
+    return requests.utils.select_proxy(address, requests.utils.get_environ_proxies(address)) or ""
+
+
+def _through(proxy: str, context: ssl.SSLContext) -> urllib3.PoolManager:
+    """Connections through a proxy. Raises `RegistryError` for what is no http or https proxy's address."""
+    whole = _whole(proxy)
+    try:
+        user, password = requests.utils.get_auth_from_url(whole)
+        login = urllib3.make_headers(proxy_basic_auth=f"{user}:{password}") if user else None
+        return urllib3.ProxyManager(
+            whole, maxsize=_CONNECTIONS, ssl_context=context, proxy_headers=login, proxy_ssl_context=trust("")
+        )
+    except (HTTPError, ValueError) as error:
+        raise RegistryError(
+            f"{_variable(proxy)} is not a proxy's address", hint="http://HOST:PORT or https://HOST:PORT is expected"
+        ) from error
+
+
+def _whole(proxy: str) -> str:
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _variable(proxy: str) -> str:
+    """The variable that names a proxy."""
+    names = [name for name in sorted(os.environ) if name.lower().endswith("_proxy") and os.environ[name] == proxy]
+    return names[0] if names else "the environment's"
 
 
 def challenges(header: str) -> dict[str, dict[str, str]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import threading
 
@@ -19,6 +20,7 @@ from pipeline.registry.credentials import HUB_KEY, Credentials, Login, docker_co
 from pipeline.registry.errors import InvalidResponse, RegistryError
 from pipeline.registry.http import challenges
 from pipeline.registry.reference import Reference, api_host, is_loopback
+from pipeline.release.images import read_image
 
 BASIC = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 DIGEST = "sha256:" + "0" * 64
@@ -209,6 +211,31 @@ def test_requests_that_are_challenged_at_the_same_time_are_all_answered():
 
 
 # Logins
+
+
+@pytest.mark.parametrize(
+    ("proxy", "said"),
+    [
+        ("http://u:hunter2@localhost:1", r"the proxy localhost:1 \(HTTPS_PROXY\) gives no connection to nosuch"),
+        ("u:hunter2@localhost:1", r"the proxy localhost:1 \(HTTPS_PROXY\) gives no connection to nosuch"),
+        ("http://u:hunter2@[::1", "HTTPS_PROXY is not a proxy's address"),
+        ("http://localhost:x y", "HTTPS_PROXY is not a proxy's address"),
+        ("socks5://u:hunter2@localhost", "HTTPS_PROXY is not a proxy's address"),
+    ],
+)
+def test_a_proxy_that_cannot_be_used_is_named_without_its_login(proxy, said, monkeypatch):
+    for name in ("https_proxy", "all_proxy", "no_proxy", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    with Registry("nosuch.example", NOBODY, QUICK) as registry, pytest.raises(RegistryError, match=said) as caught:
+        read_image(registry, "a", "b")
+    assert "hunter2" not in caught.value.message and caught.value.hint
+
+
+def test_a_pipe_as_config_json_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(UsageError, match=r"config\.json"):
+        Credentials.load({"DOCKER_CONFIG": str(tmp_path)})
 
 
 def test_a_login_for_a_namespace_serves_that_namespace_alone():

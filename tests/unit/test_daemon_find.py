@@ -297,6 +297,33 @@ def test_a_bad_docker_host_ends_with_4_one_line_and_a_hint(
         assert "(DOCKER_HOST)" in said.err and "unset DOCKER_HOST" in said.err
 
 
+@pytest.mark.parametrize("host", ["tcp://u:hunter2@localhost:1", "ssh://u:hunter2@localhost"])
+def test_a_login_in_docker_host_is_not_repeated(
+    host: str, program: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("ssh", "exit 255")
+    monkeypatch.setenv("DOCKER_HOST", host)
+    assert main(["daemon", "status"]) == 4
+    said = capsys.readouterr().err
+    assert "//localhost" in said and "hunter2" not in said
+
+
+@pytest.mark.parametrize("content", ["[]", '{"auths": 1}', None])
+def test_a_config_json_that_is_none_is_one_line(
+    content: str | None, serve: Serve, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve()
+    file = folder / "config" / "config.json"
+    file.parent.mkdir()
+    if content is None:
+        os.mkfifo(file)
+    else:
+        file.write_text(content)
+    with pytest.raises(DockerError, match=r"config\.json (is a pipe|does not have)") as caught:
+        daemon.at_address(f"unix://{folder}/default.sock", "default socket")
+    assert "docker login" in caught.value.hint
+
+
 def test_a_host_behind_ssh_that_cannot_be_reached_is_reported_in_ssh_s_words_in_bounded_time(
     folder: Path, program: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

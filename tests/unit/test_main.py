@@ -19,6 +19,7 @@ from pipeline import __version__
 from pipeline.__main__ import main, parser_for
 from pipeline.commands import commands
 from pipeline.contract.commandline import path
+from pipeline.contract.errors import UsageError
 from pipeline.tune.__main__ import main as tuner
 from pipeline.tune.arguments import parser as tuner_parser
 from pipeline.tune.replay import _parser as replay_parser
@@ -285,6 +286,7 @@ def test_no_argument_takes_a_path_that_may_be_empty() -> None:
         "release cells tiny --registry u:hunter2@h:5000/t",
         "cache inspect oci://u:hunter2@localhost:1/x:y",
         "cache ls http://u:hunter2@h/x",
+        "cache inspect u:hunter2@localhost:1/a:b",
         "attestation verify http://u:hunter2@h/t --key cosign.pub",
     ],
 )
@@ -292,6 +294,38 @@ def test_a_password_in_an_address_is_not_repeated(words, capsys):
     assert main(words.split()) == 2
     said = "".join(capsys.readouterr())
     assert "hunter2" not in said and "hint: " in said
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("tcp://u:hunter2@h:1 (X): no tcp://u:hunt@er2@h", "tcp://h:1 (X): no tcp://h"),
+        ("https://u:hun/ter2@h/x", "https://h/x"),
+        ("https://u:hunter 2@h", "https://h"),
+        ("https://token@h/x", "https://h/x"),
+        ("u:hunter2@h:1/a", "h:1/a"),
+        ("ssh://u:hunter2@h and ssh://me@h", "ssh://h and ssh://me@h"),
+        *((text, text) for text in (
+            "http://[::1]:80/a@b", "https://h:8443/a@v1", "https://h: said a@b", "git+https://h/a@v1#egg=x",
+            "docker://python:slim@sha256:00", "python:slim@sha256:00", "localhost:5000/a@b", "pkg:pypi/a@1",
+        )),
+    ],
+)  # fmt: skip
+def test_errors_have_addresses_without_their_logins(text, left):
+    error = UsageError(text, hint=text, details=[text])
+    assert [error.message, str(error), error.hint, *error.details] == [left] * 4
+
+
+@pytest.mark.parametrize(
+    "words", ["cache ls", "clean", "explain a:b", "daemon status", "attestation verify localhost:1/a:b"]
+)
+def test_a_user_without_a_home_folder_is_told_what_to_set(words, monkeypatch, capsys):
+    for name in ("HOME", "XDG_CACHE_HOME", "DOCKER_CONFIG", "DOCKER_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)
+    assert main(words.split()) == 2
+    said = capsys.readouterr().err
+    assert "has no home folder" in said and "hint: set HOME" in said
 
 
 def test_a_password_of_a_pin_is_not_printed(tmp_path, capsys):

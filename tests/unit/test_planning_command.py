@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -203,8 +204,18 @@ def test_hub_id_is_fetched_once_and_then_found_without_the_hub(hub, tmp_path):
     [("HF_ENDPOINT", "http://localhost:99999"), ("HF_ENDPOINT", "http://[::1"), ("HF_HUB_DOWNLOAD_TIMEOUT", "soon")],
 )
 def test_settings_that_the_hub_s_client_does_not_take_are_said(tmp_path, name, value):
-    done = plan_process("someone/else", tmp_path, **{"HF_TOKEN": "hf_secret", name: value})
+    secrets = {"HF_TOKEN": "hf_secret", "HF_HUB_PROXY_PASSWORD": "hf_secret"}
+    done = plan_process("someone/else", tmp_path, **secrets, **{name: value})
     assert done.returncode == 2, done.stderr
     error, hint = done.stderr.splitlines()
-    assert f"{name}={value!r}" in error and "hf_secret" not in done.stderr
+    assert name in error and "hf_secret" not in done.stderr
     assert "a path to a config.json" in hint
+
+
+@pytest.mark.parametrize("proxy", ["http://u:hunter2@localhost:9", "http://u:hunter2@[::1", "http://u:hunter2@h:x"])
+def test_a_proxy_that_cannot_be_used_is_named_at_once(tmp_path, proxy):
+    began = time.monotonic()
+    done = plan_process("someone/else", tmp_path, HTTPS_PROXY=proxy)
+    assert done.returncode == 2 and time.monotonic() - began < 20
+    assert "HTTPS_PROXY" in done.stderr and "hint: " in done.stderr
+    assert "hunter2" not in done.stderr and "Traceback" not in done.stderr

@@ -22,7 +22,7 @@ ALLOWED = {
     "tune": {"contract", "flashinfer", "cache", "run", "log"},
     "start": {"contract", "cache"},
     "run": {"contract", "log"},
-    "registry": {"contract", "cache", "run"},
+    "registry": {"contract", "cache", "run", "home"},
     "log": {"contract"},
 }
 # Runs inside the image: standard library only, but for torch and flashinfer in tune.
