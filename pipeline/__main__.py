@@ -8,6 +8,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while the modules below are read: nothing has been started
 
 import argparse
+import contextlib
 import errno
 import importlib
 import io
@@ -200,8 +201,9 @@ def _unusable(error: OSError) -> UsageError:
         return UsageError(re.sub(r"^\[Errno \d+\] ", "", str(failed[-1])), hint=hint)
     nameless = "the current folder" if error.errno == errno.ENOENT else "standard output or a file"
     where = error.filename if isinstance(error.filename, str) else nameless
-    if f"{where}/".startswith(f"{cache_home()}/"):
-        hint += "; XDG_CACHE_HOME moves the cache folder"
+    with contextlib.suppress(UsageError):  # there may be no home folder
+        if f"{where}/".startswith(f"{cache_home()}/"):
+            hint += "; XDG_CACHE_HOME moves the cache folder"
     return UsageError(f"{where}: {error.strerror}", hint=hint)
 
 

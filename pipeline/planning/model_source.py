@@ -201,7 +201,9 @@ def fetch_config(model: str, instead: str) -> Path:
         names = [name for name in sorted(os.environ) if name.startswith("HF_")]
         quoted = [name for name in names if repr(os.environ[name]) in str(error)]  # others' values may be secrets
         what = ", ".join(quoted or names) or "its settings"
-        raise HubRefused(f"the hub's client does not accept {what}: {error}", hint=instead) from None
+        raise HubRefused(
+            f"the hub's client does not accept {what}: {error}", hint=f"correct or unset it; {instead}"
+        ) from None
     repository, _, revision = model.partition("@")
     try:
         return Path(
