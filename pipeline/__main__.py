@@ -23,7 +23,7 @@ from . import __version__, log, terminal
 from .commands import COMMANDS, Command, Group, commands
 from .contract.commandline import Parser
 from .contract.errors import MEANING, Exit, PipelineError, UsageError
-from .contract.text import closest
+from .contract.text import closest, without_login
 
 
 def parser_for(words: Sequence[str] | None) -> Parser:
@@ -157,7 +157,7 @@ def main(words: list[str] | None = None) -> int:
         sys.stdout.flush()
     except PipelineError as error:
         if log.is_verbose():
-            traceback.print_exc()
+            log.line(without_login(traceback.format_exc().rstrip()))
         log.fail(error)
         return int(error.exit_code)
     except KeyboardInterrupt:
@@ -177,7 +177,7 @@ def main(words: list[str] | None = None) -> int:
         if error.errno not in _SURROUNDINGS and not isinstance(error, shutil.Error):
             raise
         if log.is_verbose():
-            traceback.print_exc()
+            log.line(without_login(traceback.format_exc().rstrip()))
         log.fail(_unusable(error))
         return int(Exit.USAGE)
     return code
