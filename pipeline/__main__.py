@@ -174,7 +174,9 @@ def main(words: list[str] | None = None) -> int:
         log.fail(UsageError(f"this command needs the Python package {error.name}", hint=_PACKAGES))
         return int(Exit.USAGE)
     except OSError as error:
-        if error.errno not in _SURROUNDINGS and not isinstance(error, shutil.Error):
+        # A missing file that has a name is our own mistake; without one it is the current folder, which was removed.
+        removed = error.errno == errno.ENOENT and error.filename is None
+        if error.errno not in _SURROUNDINGS and not removed and not isinstance(error, shutil.Error):
             raise
         if log.is_verbose():
             log.line(without_login(traceback.format_exc().rstrip()))
@@ -185,10 +187,10 @@ def main(words: list[str] | None = None) -> int:
 
 _PACKAGES = "`make .venv/ready` installs all of them; `cache` and `explain` on files need Python alone"
 
-# What a disk, a mount, a permission or a folder that was removed may answer to any write.
+# What a disk, a mount or a permission may answer to any write.
 _SURROUNDINGS = {
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR,
-    errno.EIO, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOENT, errno.EINVAL, errno.EBUSY, errno.ENOTEMPTY,
+    errno.EIO, errno.ENAMETOOLONG, errno.ELOOP, errno.EBUSY,
 }  # fmt: skip
 
 
