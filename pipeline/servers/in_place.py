@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,6 @@ from pipeline.contract.digest import sha256_json
 from pipeline.contract.errors import CacheRefused, UsageError, WarmUpError
 from pipeline.contract.files import scratch
 from pipeline.contract.verdict import Verdict
-from pipeline.home import home
 from pipeline.image.producer import ROOT_FOLDER, WARMUP_FILE, WarmUp, read_entry, write_entry
 
 from . import kinds, manifest
@@ -39,7 +39,7 @@ def warm_up_in_place(producer: ServerProducer, out: Path, *, ready: float) -> Wa
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty", hint="name a new folder")
     _check_root()
-    placed = producer.laid(producer.environment().get("HF_HOME") or str(home() / ".cache" / "huggingface"))
+    placed = producer.laid(producer.environment().get("HF_HOME") or os.environ.get("HF_HOME", ""))
     out.parent.mkdir(parents=True, exist_ok=True)
     with room_for_caches(), scratch(out.parent, ".warm-up-") as work, _placed(placed):
         watched = Watched.read(watch(producer.order(ready=ready), work), work)

@@ -63,10 +63,16 @@ def _text(path: Path) -> str:
 def laid(words: Words, files: Mapping[str, str], home: str) -> dict[str, str]:
     """Absolute path → text of what the server reads. `home` is HF_HOME, for a model that is a hub id.
 
-    A hub id needs the commit that production serves, since an offline server's hash holds the snapshot's path.
+    A hub id needs the commit that production serves, since an offline server's hash holds the snapshot's path. Its
+    default lies in the user's home, where another user does not look.
     """
     if words.model.startswith("/"):
         return {str(PurePosixPath(words.model, name)): text for name, text in files.items()}
+    if not home.startswith("/"):
+        raise UsageError(
+            f"{words.model} is a hub id, and no HF_HOME says where its snapshot lies",
+            hint="SERVER_ENV='HF_HUB_OFFLINE=1 HF_HOME=/models/hf', as in production, for every user",
+        )
     commit = words.options.get("revision", "")
     if not _COMMIT.fullmatch(commit):
         raise UsageError(

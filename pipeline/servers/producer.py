@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 MOST = 3  # one cold start and two warm ones
 RULES = 2  # raise it when the same words would leave other files
 _ENV_HF_HOME = "HF_HOME"
-_HF_HOME = "/root/.cache/huggingface"
 # Who starts the finished image: a Kubernetes pod with its own command, user and a read-only root; and root itself.
 PROOFS = (How(user="12345:12345", read_only=True), How(user="0:0"))
 
@@ -330,4 +329,4 @@ def _growing(starts: Sequence[Sequence[Start]]) -> list[str]:
 def _hf_home(client: DockerClient, image: str, words: Words) -> str:
     lines = client.images.get(image).attrs["Config"].get("Env") or ()
     environment = {**dict(line.partition("=")[::2] for line in lines), **words.environment}
-    return environment.get(_ENV_HF_HOME) or _HF_HOME
+    return str(environment.get(_ENV_HF_HOME, ""))

@@ -194,7 +194,7 @@ def test_two_sets_of_arguments(pipeline: Pipeline) -> None:
 def test_a_hub_id_is_baked_offline(client: Any, pipeline: Pipeline) -> None:
     arguments = ARGS.replace("/mnt/models", f"org/tiny --revision {'0a' * 20}")
     words = ["build", "tiny", "--server", "vllm", "--image", f"{OWN}/hub:1", "--server-args", arguments]
-    done = pipeline(*words, "--server-env", "HF_HUB_OFFLINE=1")
+    done = pipeline(*words, "--server-env", "HF_HUB_OFFLINE=1 HF_HOME=/models/hf")
     assert done.returncode == 0, done.stderr[-6000:]
     assert done.stderr.count("inductor: hit") == 2
     done = pipeline("explain", f"{OWN}/hub:1", "-e", "HF_HUB_OFFLINE=0", "--", *shlex.split(arguments))
