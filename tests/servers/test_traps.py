@@ -267,7 +267,7 @@ def test_an_image_is_proven_without_a_docker_engine(client: Any, tmp_path: Path,
 @pytest.fixture
 def second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Another engine, which has no image; stopped afterwards."""
-    at = private.places(tmp_path_factory.mktemp("second") / "tuned-image-pipeline")
+    at = private.folders(tmp_path_factory.mktemp("second") / "tuned-image-pipeline")
     private.start(at, "classic")
     try:
         yield at_address(at.host, "private")
