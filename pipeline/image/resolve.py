@@ -130,7 +130,8 @@ def _for_server(ground: _Ground) -> Inputs:
     producer = make(request, ground.base, packages)
     if producer.device == "cuda" and not request.imported:
         _check_gpus(ground.gpus, producer.ranks, ground.facts.cuda, request)
-    recipe = Recipe(_ADD_CACHES, {}, _common(ground))  # nothing of ours runs in it: its caches are found by static ENV
+    # None of our code goes in: the server finds its caches by static ENV.
+    recipe = Recipe(_ADD_CACHES, {}, _common(ground))
     return _inputs(ground, producer, recipe, f"{request.server}{packages.get(request.server, '')}")
 
 
@@ -250,7 +251,8 @@ def _recipe(ground: _Ground, device: str) -> Recipe:
     if request.caches and own_labels(base.config):  # all but the caches is there already
         return Recipe(_ADD_CACHES, {}, _common(ground))
     if facts.complete:
-        return _overlay(ground)
+        text = (request.root / "docker" / "Dockerfile.overlay").read_bytes()
+        return Recipe(text, {"code": Staging(session.home).code(ground.code)}, _common(ground))
     if not request.install:
         raise UsageError(
             f"{base.reference} has no torch and FlashInfer: nothing in it would use a cache",
@@ -279,11 +281,6 @@ def _recipe(ground: _Ground, device: str) -> Recipe:
         {**common, "COMPILER_IMAGE": from_name(session, compiler)},
         sha256_json([wheels.digest, compiler_wheels.digest, compiler.image_id]),
     )
-
-
-def _overlay(ground: _Ground) -> Recipe:
-    text = (ground.request.root / "docker" / "Dockerfile.overlay").read_bytes()
-    return Recipe(text, {"code": Staging(ground.session.home).code(ground.code)}, _common(ground))
 
 
 def _common(ground: _Ground) -> dict[str, str]:

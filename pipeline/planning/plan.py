@@ -219,8 +219,8 @@ def _notes(
     if model.assumed:
         yield f"config.json leaves out {', '.join(model.assumed)}: these are the values of the model's class"
     if plan.device == "cpu":
-        stands_for = [model.dtype, *dict.fromkeys(str(scheme) for _, scheme in quantization.groups)]
-        yield f"no GPU: products run in float32 and stand for {', '.join(stands_for)}; their times say nothing of a GPU"
+        replaced = [model.dtype, *dict.fromkeys(str(scheme) for _, scheme in quantization.groups)]
+        yield f"no GPU: products run in float32 in place of {', '.join(replaced)}; their times say nothing about a GPU"
     else:
         yield from _cuda_notes(plan, custom=custom)
     for targets, scheme in quantization.unused(quantizable_modules(parts)):

@@ -289,8 +289,8 @@ def set_of(turn: int) -> int:
     return turn // 2 % SETS
 
 
-def cuda_of(device: torch.device) -> Any:  # noqa: ANN401 - a module, or what stands for it
-    """`torch.cuda`, or what stands for it on a CPU."""
+def cuda_of(device: torch.device) -> Any:  # noqa: ANN401 - a module or an object
+    """`torch.cuda`; on a CPU an object with the functions of it that are used here."""
     return hooks.changed("cuda", torch.cuda if device.type == "cuda" else CPU_CUDA)
 
 
